@@ -4,7 +4,7 @@ A mutant is a copy of the source tree in which one small thing is wrong: a compa
 a condition, a key, a statement that is missing. One that survives shows what no test checks, or is
 a change that makes no difference. ``--old`` runs tests of an earlier revision on the same mutants::
 
-    python tests/mutants.py src/trawl/rollout/episodes.py --tests tests/rollout/test_accounting.py
+    python tests/mutants.py src/trawl/rollout/moments.py --tests tests/rollout/test_moments.py
     python tests/mutants.py MODULE --tests NEW --old HEAD~3 --old-tests OLD -k "not slow"
 
 Options that are not listed below are pytest's.

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode
 from tensordict import TensorDictBase
 
 from trawl.collectors import Collector
 from trawl.envs import TorchVectorEnv
-from trawl.testing import NumberedEnv, NumberedTorchEnv, SelfResettingVectorEnv
+from trawl.testing import NumberedTorchEnv
 
 COUNT = 3
 LENGTHS = [2, 3, 1, 4]
 ENDS = ["terminated", "truncated", "both"]
-
-
-def makers() -> list[Callable[[], NumberedEnv]]:
-    return [
-        partial(NumberedEnv, i, [*LENGTHS[i % len(LENGTHS) :], *LENGTHS], ENDS)
-        for i in range(COUNT)
-    ]
-
-
-def on_numpy(mode: AutoresetMode) -> Any:
-    if mode is AutoresetMode.NEXT_STEP:
-        # Gymnasium's own environments are reset at once, without a step for it.
-        return SelfResettingVectorEnv(makers())
-    return SyncVectorEnv(makers(), autoreset_mode=mode)
 
 
 def on_torch(mode: AutoresetMode, **options: Any) -> TorchVectorEnv:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from trawl.foreign.tensordict import new_tensordict
 from trawl.keys import Key
+from trawl.stacked_frames import StackedFrames
 
 
 def tensordict_of(
@@ -199,10 +200,22 @@ def _parts(before: Any, after: Any) -> list[TensorDictBase]:
     return [TensorDict({}, part.batch_size) for part in after.tensordicts]
 
 
+def zeros(batch: TensorDictBase) -> TensorDictBase:
+    """Returns a batch of zeros with the same entries; what is no tensor is the same."""
+    found: TensorDictBase = batch.apply(_zeros)
+    return found
+
+
+def _zeros(value: Tensor) -> Tensor:
+    if isinstance(value, StackedFrames):
+        return StackedFrames(torch.zeros_like(value.frames[:1]), torch.zeros_like(value.positions))
+    return torch.zeros_like(value)
+
+
 def padded(batch: TensorDictBase, missing: int) -> TensorDictBase:
     """Returns a batch with ``missing`` frames of zeros appended along its last dimension."""
     if has_lazy(batch):
-        blank = batch[..., :1].clone().zero_()
+        blank = zeros(batch[..., :1])
         whole: TensorDictBase = torch.cat([batch, *[blank] * missing], batch.ndim - 1)
     else:
         whole = pad(batch, [*[0] * (2 * batch.ndim - 1), missing])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics
 from gymnasium.wrappers.vector import DictInfoToList
 from gymnasium.wrappers.vector import RecordEpisodeStatistics as VectorStatistics
@@ -26,8 +26,8 @@ def single(**options):
     return GymEnv(Scripted(), info_keys=KEYS, **options)
 
 
-def vector(mode, kind=SyncVectorEnv, wrapper=None, **options):
-    env = kind([Scripted, partial(Scripted, 3)], autoreset_mode=mode)
+def vector(mode, wrapper=None, **options):
+    env = SyncVectorEnv([Scripted, partial(Scripted, 3)], autoreset_mode=mode)
     return GymEnv(env if wrapper is None else wrapper(env), info_keys=KEYS, **options)
 
 
@@ -42,34 +42,25 @@ def jax_batch():
     return JaxEnv(ScriptedJax(), 2, info_keys=KEYS)
 
 
-# By default, processes would be fresh interpreters, which import everything anew.
-in_processes = partial(AsyncVectorEnv, context="fork")
 KINDS = {
     "single": single,
     "list": lambda: SerialEnv(2, single),
     "parallel": lambda: ParallelEnv(2, single, backend="thread"),
     **{mode: partial(vector, mode) for mode in MODES},
-    **{f"async {mode}": partial(vector, mode, in_processes) for mode in MODES},
     **{f"dicts {mode}": partial(vector, mode, wrapper=DictInfoToList) for mode in MODES},
-    "vectors in a list": lambda: SerialEnv(2, partial(vector, "SameStep")),
-    "vectors in threads": lambda: ParallelEnv(2, partial(vector, "SameStep"), backend="thread"),
     "two in a process": lambda: ParallelEnv(4, single, envs_per_worker=2),
     "groups": lambda: ParallelEnv(4, single, groups=2, backend="thread"),
     "jax": jax_batch,
-    "jax in threads": lambda: ParallelEnv(2, jax_batch, backend="thread"),
 }
 ON_BOTH_PATHS = list(KINDS)[:6]
-# It compiles as many batches as there are threads.
-LONG = {"jax in threads": pytest.mark.long}
 
 
 @pytest.mark.parametrize(
     ("kind", "path"),
     [
-        pytest.param(kind, ["array", "tensordict"][i % 2], marks=LONG.get(kind, ()))
-        for i, kind in enumerate(KINDS)
-    ]
-    + [(kind, ["tensordict", "array"][i % 2]) for i, kind in enumerate(ON_BOTH_PATHS)],
+        *((kind, ["array", "tensordict"][i % 2]) for i, kind in enumerate(KINDS)),
+        *((kind, ["tensordict", "array"][i % 2]) for i, kind in enumerate(ON_BOTH_PATHS)),
+    ],
 )
 def test_batches_have_the_infos_of_each_step_and_reset(kind, path):
     seen = []

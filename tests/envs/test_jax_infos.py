@@ -53,11 +53,6 @@ def rows(env: JaxEnv, key: Any, frames: int = 4) -> tuple[list[Any], list[Any]]:
     return one[key].squeeze(-1).tolist(), one["next", key].squeeze(-1).tolist()
 
 
-def test_an_entry_that_only_steps_have_is_zero_after_a_reset() -> None:
-    env = JaxEnv(Telling(), 1, info_keys=["x"])
-    assert rows(env, ("info", "x")) == ([0, 1, 2, 0], [1, 2, 3, 1])
-
-
 def test_a_dtype_holds_the_values_of_resets_and_steps() -> None:
     env = JaxEnv(Telling(lambda _: {"x": 7}, lambda step: {"x": step / 2}), 1, info_keys=["x"])
     assert env.observation_spec["info", "x"].dtype is torch.float32

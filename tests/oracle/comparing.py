@@ -71,6 +71,7 @@ class Case:
         policy: kind of policy.
         further: further arguments of the collector, which change no frame.
         levels: True if there are entries of ``info``.
+        late: True if resets don't have them.
         masks: True if there are action masks.
         failures: True if steps fail.
         lengths: lengths of the episodes; None for those of a script by default.
@@ -83,6 +84,7 @@ class Case:
     policy: str = "module"
     further: dict[str, Any] = field(default_factory=dict)
     levels: bool = False
+    late: bool = False
     masks: bool = False
     failures: bool = False
     lengths: tuple[int, ...] | None = None
@@ -114,13 +116,14 @@ class Case:
         """The script. Random actions are known, because there is only one or one is legal."""
         failing = self.failures and self.face != "jax"
         kind, options = self.kind.kind, self.options
-        resets = kind.resets == "after" and not (kind.together or options.reset_at_each_iter)
+        resets = kind.resets == "after" and not (kind.together > 1 or options.reset_at_each_iter)
         failures = [(0, 3, 2), (2, 3, 1), *([(1, 3, 0)] if resets else [])]
         return Script(
             lengths=self.lengths or Script.lengths,
             ends=self.kind.ends,
             actions=1 if self.options.init_random_frames and not self.masks else 4,
             levels=self.levels,
+            late=self.late,
             masks=self.masks,
             failures=frozenset(failures if failing else []),
         )
@@ -130,7 +133,7 @@ class Case:
         """The numbers of the environments of each worker."""
         ready = self.place.startswith("ready")
         count = 1 if self.kind.single and not ready else 3
-        if self.kind.kind.together and ready:
+        if self.kind.kind.together == 2 or (self.kind.kind.together > 2 and ready):
             count = 4  # two vector environments have two each
         workers = 1 if self.place in ("one", "ready") else WORKERS
         return [list(range(i * count, (i + 1) * count)) for i in range(workers)]
@@ -138,7 +141,7 @@ class Case:
     @property
     def in_step(self) -> dict[str, Any]:
         """Options with which environments of a collector are ready in the same order each time."""
-        every = 2 if self.kind.kind.together else 3
+        every = 2 if self.kind.kind.together > 1 else 3
         ready = {"min_batch_size": every, "server_timeout": math.inf}
         return ready if self.place.startswith("ready") else {}
 
@@ -301,7 +304,7 @@ def collector_of(case: Case, **more: Any) -> Any:
 
 def makers_of(case: Case, envs: Sequence[int]) -> list[Any]:
     """Returns functions that make the environments of an ``AsyncBatchedCollector``."""
-    size = 2 if case.kind.kind.together else 1
+    size = 2 if case.kind.kind.together > 1 else 1
     parts = [envs[i : i + size] for i in range(0, len(envs), size)]
     made = [case.kind.make(case.script, part) for part in parts]
     return [one[0] if isinstance(one, list) else one for one in made]
@@ -342,6 +345,7 @@ class Ids:
 def first_episodes(
     face: str,
     levels: bool,
+    late: bool,
     masks: bool,
     ready: bool,
     envs: tuple[int, ...],
@@ -352,7 +356,8 @@ def first_episodes(
     While an environment is made, it may be reset and stepped, to find out what it returns.
     """
     place = "ready" if ready else "one"
-    case = Case(face, place=place, levels=levels, masks=masks, lengths=lengths)
+    told = {"levels": levels, "late": late, "masks": masks}
+    case = Case(face, place=place, lengths=lengths, **told)
     frames = 60 if case.on_their_own else len(envs)
     if ready:
         source, policy = makers_of(case, list(envs)), policy_of(case)
@@ -370,7 +375,8 @@ def first_episodes(
 
 
 def oracles(case: Case) -> list[Oracle]:
-    ready, made = case.place.startswith("ready"), (case.face, case.levels, case.masks)
+    ready = case.place.startswith("ready")
+    made = case.face, case.levels, case.late, case.masks
     return [
         Oracle(
             case.script,

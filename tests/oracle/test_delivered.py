@@ -45,7 +45,7 @@ FACTORS: dict[str, list[Any]] = {
     "policy_version": [False, True],
     "compact_obs": [False, True],
     "track_traj_ids": [True, False],
-    "levels": [False, True],
+    "levels": [False, True, "late"],
     "masks": [False, True],
     "failures": [False, True],
     "memory": [None, "use_buffers=False", "return_same_td"],
@@ -94,7 +94,8 @@ def case_of(chosen: dict[str, Any]) -> Case:
         delivery=chosen["delivery"],
         policy=chosen["policy"],
         further=memory.get(chosen["memory"], {}),
-        levels=chosen["levels"],
+        levels=bool(chosen["levels"]),
+        late=chosen["levels"] == "late",
         masks=chosen["masks"],
         failures=chosen["failures"],
     )
@@ -131,6 +132,8 @@ def allowed(case: dict[str, Any]) -> bool:
         # Each step is a batch of its own, for all that is done to a batch as a whole.
         delivery == "steps"
         and (normalize or chosen["random"] or chosen["set_truncated"] or chosen["failures"]),
+        # Its steps that only reset are none.
+        delivery == "steps" and late and chosen["reset_at_each_iter"],
         place == "async" and face == "jax",
         # No episode would ever end.
         whole and chosen["reset_at_each_iter"] and few,
@@ -151,8 +154,10 @@ def allowed(case: dict[str, Any]) -> bool:
         ((own and whole) or face in POOLS) and chosen["reset_at_each_iter"],
         ready and not has_rows(face),
         # A batch may end with some of the results of a vector environment's step.
-        ready and KINDS[face].kind.together and chosen["reset_at_each_iter"],
+        ready and KINDS[face].kind.together > 1 and chosen["reset_at_each_iter"],
         chosen["levels"] and face in ("dm_env", *TORCHRL),
+        # A pool can't be reset again after steps that find out what its infos are.
+        chosen["levels"] == "late" and face in POOLS,
         chosen["failures"] and face == "jax",
         # What agents do at random who do not act.
         face == "turns" and chosen["random"] and chosen["masks"],
@@ -175,6 +180,7 @@ LATER = (
     "parts",
     "ready",
     "ready_sync",
+    "late",
 )
 FIRST = {name: [one for one in values if one not in LATER] for name, values in FACTORS.items()}
 

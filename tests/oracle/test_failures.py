@@ -51,7 +51,7 @@ class Failing(Case):
 def places(face: str) -> Iterator[tuple[int, int, int]]:
     """Yields where the environments of a kind fail."""
     kind = FACES[face]
-    resets = RESETS if kind.kind.resets == "after" and not kind.kind.together else []
+    resets = RESETS if kind.kind.resets == "after" and kind.kind.together == 1 else []
     # The first episode of agents is spent on finding out what they return.
     first = 2 if face in AGENTS else 0
     found = [at for at in [*STEPS, *resets] if at[1] >= first and not (at[0] and kind.single)]

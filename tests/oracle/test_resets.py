@@ -66,7 +66,8 @@ def test_resets_and_interruptions_between_batches(face) -> None:
             for turn, (what, steps) in enumerate(PLAN):
                 if what is not None and partly and what != "all":
                     rows = [(number + turn) % 2, 2][: 1 + (what == "some")]
-                    collector.reset(rows)
+                    chosen = np.isin(case.envs[0], rows)
+                    collector.reset(chosen.reshape(collector.env.batch_size))
                     oracle.reset(rows)
                 elif what is not None:
                     collector.reset()

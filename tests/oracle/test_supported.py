@@ -54,7 +54,8 @@ def face(name: str) -> Any:
     kind = FACES[name]
     if kind.needs is not None:
         pytest.importorskip(kind.needs)
-    return kind.make(SCRIPT, [0] if kind.single else [0, 1, 2])
+    count = 1 if kind.single else 2 if kind.kind.together == 2 else 3
+    return kind.make(SCRIPT, range(count))
 
 
 def torchrl_env() -> Any:

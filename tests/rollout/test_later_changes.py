@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributions import Normal
 
 from trawl.collectors import Collector
-from trawl.testing import NumberedEnv
+from trawl.testing import Ledger, NumberedEnv
 
 
 def linear() -> TensorDictModule:
@@ -189,6 +189,15 @@ def test_an_interruptor_is_asked_before_every_row(row) -> None:
     with Collector(lambda: NumberedEnv(), frames_per_batch=1000, interruptor=stop) as collector:
         collector.next()
         assert collector.stats()["frames"] == row
+
+
+def test_a_batch_longer_than_a_stretch_of_the_loop_is_accounted_for() -> None:
+    envs = [NumberedEnv(i, lengths=[3 + i, 1, 6 - i]) for i in range(2)]
+    ledger = Ledger(envs, 4)
+    with Collector(envs, frames_per_batch=2500, max_frames_per_traj=4) as collector:
+        for _ in range(3):
+            ledger.add(collector.next())
+    assert ledger.frames == 7500
 
 
 def test_one_leaf_does_not_carry_the_whole_batch() -> None:

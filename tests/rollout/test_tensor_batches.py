@@ -1,4 +1,4 @@
-"""Batches of environments of torch tensors, compared with those of the same ones on numpy."""
+"""Batches of environments of torch tensors: what is refused, and what is left out."""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +13,6 @@ from tensor_parts import (
     LENGTHS,
     assert_same,
     collected,
-    on_numpy,
     on_torch,
 )
 from tensordict import TensorDict
@@ -35,15 +34,6 @@ def plain() -> Any:
 
 
 batches = partial(collected, frames_per_batch=4 * COUNT)
-
-
-def test_lists_are_stepped_with_tensordicts() -> None:
-    makers = [partial(on_torch, AutoresetMode.SAME_STEP)] * 2
-    expected, _ = batches([partial(on_numpy, AutoresetMode.SAME_STEP)] * 2, plain())
-    found, stats = batches(makers, plain())
-    assert_same(found, expected)
-    assert stats["env_path"] == "tensordict"
-    assert "make one environment of more sub-environments" in stats["env_path_reason"]
 
 
 class Changing(NumberedTorchEnv):

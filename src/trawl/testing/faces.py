@@ -33,6 +33,9 @@ from trawl.testing.scripted_envs import (
     turns_environment,
 )
 
+#: Numbers of environments that step as one: all of a batch, or those of a member of a list.
+_ALL, _MEMBER = 99, 2
+
 
 @dataclass(frozen=True)
 class Face:
@@ -101,6 +104,12 @@ def _batch(make: Callable[[Script, Sequence[int], str], Any], mode: str) -> Any:
     return lambda script, envs: partial(make, script, envs, mode)
 
 
+def _members(make: Callable[[Script, Sequence[int], str], Any], mode: str) -> Any:
+    return lambda script, envs: [
+        partial(make, script, envs[i : i + _MEMBER], mode) for i in range(0, len(envs), _MEMBER)
+    ]
+
+
 def _sync(script: Script, envs: Sequence[int], mode: str) -> Any:
     return _adapted(GymEnv, gymnasium_vector(script, envs, mode), script)
 
@@ -111,10 +120,6 @@ def _vector(script: Script, envs: Sequence[int], mode: str) -> Any:
 
 def _tensors(script: Script, envs: Sequence[int], mode: str) -> Any:
     return _adapted(TorchVectorEnv, TensorSimulator(script, envs, mode), script)
-
-
-def _one_of_tensors(script: Script, env: int) -> Any:
-    return _tensors(script, [env], "Disabled")
 
 
 def _pool(script: Script, envs: Sequence[int], mode: str) -> Any:
@@ -182,42 +187,41 @@ FACES: dict[str, Face] = {
         keys={"observation": ("inner", "place")},
     ),
     "reusing": Face(_list(partial(_one, kind=ReusingEnv))),
-    "sync_next_step": Face(_batch(_sync, "NextStep"), Kind(together=True)),
-    "sync_same_step": Face(_batch(_sync, "SameStep"), Kind(resets="same", together=True)),
-    "sync_disabled": Face(_batch(_sync, "Disabled"), Kind(together=True)),
+    "sync_next_step": Face(_batch(_sync, "NextStep"), Kind(together=_ALL)),
+    "sync_same_step": Face(_batch(_sync, "SameStep"), Kind(resets="same", together=_ALL)),
     "vector_next_step": Face(
-        _batch(_vector, "NextStep"), Kind(resets="next", together=True), traits=_ALL_AT_ONCE
+        _batch(_vector, "NextStep"), Kind(resets="next", together=_ALL), traits=_ALL_AT_ONCE
     ),
     "vector_same_step": Face(
-        _batch(_vector, "SameStep"), Kind(resets="same", together=True), traits=_ALL_AT_ONCE
+        _batch(_vector, "SameStep"), Kind(resets="same", together=_ALL), traits=_ALL_AT_ONCE
     ),
-    "vector_disabled": Face(_batch(_vector, "Disabled"), Kind(together=True)),
+    "vector_disabled": Face(_batch(_vector, "Disabled"), Kind(together=_ALL)),
     "tensors_next_step": Face(
         _batch(_tensors, "NextStep"),
-        Kind(resets="next", together=True),
+        Kind(resets="next", together=_ALL),
         traits=_ALL_AT_ONCE,
     ),
     "tensors_same_step": Face(
         _batch(_tensors, "SameStep"),
-        Kind(resets="same", together=True),
+        Kind(resets="same", together=_ALL),
         traits=_ALL_AT_ONCE,
     ),
     "tensors_disabled": Face(
         _batch(_tensors, "Disabled"),
-        Kind(together=True),
+        Kind(together=_ALL),
     ),
     "late_next_step": Face(
         _batch(_late, "NextStep"),
-        Kind(resets="next", together=True),
+        Kind(resets="next", together=_ALL),
         traits=_ALL_AT_ONCE,
     ),
     "late_same_step": Face(
         _batch(_late, "SameStep"),
-        Kind(resets="same", together=True),
+        Kind(resets="same", together=_ALL),
     ),
     "jax": Face(
         lambda script, envs: partial(jax_envs, script, envs),
-        Kind(blind=True, together=True),
+        Kind(blind=True, together=_ALL),
         needs="jax",
     ),
     "dm_env": Face(
@@ -247,10 +251,13 @@ FACES: dict[str, Face] = {
     ),
     "torchrl_list": Face(
         _list(torchrl_environment),
-        Kind(together=True),
+        Kind(together=_ALL),
         needs="torchrl",
     ),
-    "tensors_list": Face(_list(_one_of_tensors)),
+    "vectors_list": Face(
+        _members(_vector, "NextStep"), Kind(resets="next", together=_MEMBER), traits=_ALL_AT_ONCE
+    ),
+    "tensors_list": Face(_members(_tensors, "Disabled"), Kind(together=_MEMBER)),
     "parallel": Face(_parallel(backend="thread"), Kind(resets="same")),
     "groups": Face(_parallel(backend="thread", groups=3), Kind(resets="same", grouped=True)),
     "agents_parallel": Face(
@@ -263,10 +270,10 @@ FACES: dict[str, Face] = {
         _list(partial(_one, kind=ScriptedLooseEnv)),
         Kind(extra={"text": text_of}, never_stacked=frozenset(["text"])),
     ),
-    "source": Face(_batch(_source, "Disabled"), Kind(together=True)),
-    "source_same_step": Face(_batch(_source, "SameStep"), Kind(resets="same", together=True)),
+    "source": Face(_batch(_source, "Disabled"), Kind(together=_ALL)),
+    "source_same_step": Face(_batch(_source, "SameStep"), Kind(resets="same", together=_ALL)),
     "source_tensors": Face(
-        _batch(partial(_source, device="cpu"), "SameStep"), Kind(resets="same", together=True)
+        _batch(partial(_source, device="cpu"), "SameStep"), Kind(resets="same", together=_ALL)
     ),
     "turns": Face(
         _single(_turns),

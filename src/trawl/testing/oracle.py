@@ -38,7 +38,7 @@ class Kind:
         parts: number of components of a reward; None if it is a single number.
         resets: when a new episode begins: ``"after"`` the step that ends one, as a part of that
             ``"same"`` step, or in the ``"next"`` step, which is no frame.
-        together: True if a failure rebuilds all environments of a batch.
+        together: number of environments that step as one, all of which a failure rebuilds.
         grouped: True if not all environments step at once.
         blind: True if every episode is the first one of environment 0.
         extra: further observations, each a function of a script, an environment, an episode and
@@ -49,7 +49,7 @@ class Kind:
     in_turn: bool = False
     parts: int | None = None
     resets: str = "after"
-    together: bool = False
+    together: int = 1
     grouped: bool = False
     blind: bool = False
     extra: Mapping[Any, Any] = field(default_factory=dict)
@@ -180,7 +180,8 @@ class Actor:
             k: f(self.script, *self.place, self.step) for k, f in self.kind.extra.items()
         }
         if self.script.levels:
-            level = self.script.level(*self.place, self.step)
+            told = self.step or not self.script.late
+            level = self.script.level(*self.place, self.step) if told else 0.0
             extra["info", "level"] = self.each(lambda _: np.float32(level))
         if self.script.masks and self.kind.agents is not None:
             over = self.step and any(self.script.flags(*self.place, self.step))
@@ -464,13 +465,16 @@ class Oracle:
                 failed.append(actor)
                 frame = None
             row.append(frame)
-        if failed and self.kind.together:
-            failed, row = self.actors, [None] * len(row)
-        for actor, last in zip(self.actors, before, strict=True):
-            if actor in failed:
-                actor.last = last
+        members = {self.member(actor) for actor in failed}
+        for index, (actor, last) in enumerate(zip(self.actors, before, strict=True)):
+            if self.member(actor) in members:
+                row[index], actor.last = None, last
                 actor.rebuild()
         return row
+
+    def member(self, actor: Actor) -> int:
+        """Returns the number of those environments that step as one with this one."""
+        return (actor.env - self.actors[0].env) // self.kind.together
 
     def follow(self, rows: list[list[Frame | None]]) -> None:
         """Begins the episodes that follow those that have ended with the last row."""
@@ -498,7 +502,7 @@ class Oracle:
                 actor.reset()
             except StepFailed:
                 for other, mine in zip(self.actors, rows, strict=True):
-                    if other is actor or self.kind.together:
+                    if self.member(other) == self.member(actor):
                         other.rebuild()
                         self.fail(other, mine[-1:])
                 return
@@ -591,5 +595,7 @@ def trajectories(batches: Sequence[Sequence[Sequence[Frame | None]]]) -> list[li
 def in_turn(found: Sequence[list[Frame]], envs: int) -> list[list[Frame]]:
     """Returns the same trajectories, but the next one of each environment in turn."""
     queues = [[one for one in found if one[0][ENV] == env] for env in range(envs)]
-    turns = min(map(len, queues))
-    return [queue[turn] for turn in range(turns) for queue in queues]
+    ordered: list[list[Frame]] = []
+    while len(queue := queues[len(ordered) % envs]) > len(ordered) // envs:
+        ordered.append(queue[len(ordered) // envs])
+    return ordered

@@ -31,6 +31,7 @@ class Script:
             the order of ``lengths``.
         actions: number of actions.
         levels: True if infos have an entry ``"level"``.
+        late: True if those of resets don't have it.
         masks: True if infos have an entry ``"action_mask"``, which allows one action.
         failures: steps that fail, as ``(environment, episode, step)``. Step 0 is the reset.
 
@@ -47,6 +48,7 @@ class Script:
     ends: Sequence[str] = ("terminated", "truncated", "both")
     actions: int = 4
     levels: bool = False
+    late: bool = False
     masks: bool = False
     failures: frozenset[tuple[int, int, int]] = frozenset()
 
@@ -135,7 +137,7 @@ class Player:
     def info(self) -> dict[str, Any]:
         """Returns the info after a step or a reset."""
         found: dict[str, Any] = {}
-        if self.script.levels:
+        if self.script.levels and not (self.script.late and self.count == 0):
             found["level"] = np.float32(self.script.level(*self.now))
         if self.script.masks:
             mask = np.zeros(self.script.actions, np.int8)

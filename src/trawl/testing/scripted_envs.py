@@ -172,8 +172,9 @@ class Simulator(VectorEnv[Any, Any, Any]):
         self._over[i] = False
 
     def _infos(self) -> dict[str, Any]:
-        found = _stacked([player.info() for player in self.players])
-        return {**found, **{f"_{name}": np.ones(self.num_envs, bool) for name in found}}
+        infos = [player.info() for player in self.players]
+        found = _stacked(infos)
+        return {**found, **{f"_{name}": np.array([name in one for one in infos]) for name in found}}
 
 
 # --- pools
@@ -256,8 +257,12 @@ class ScriptedPool(VectorEnv[Any, Any, Any]):
 
 
 def _stacked(infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the infos of several environments as one."""
-    return {name: np.stack([info[name] for info in infos]) for name in infos[0]}
+    """Returns the infos of several environments as one, with any numbers where some have none."""
+    known = {name: value for info in infos for name, value in info.items()}
+    return {
+        name: np.stack([info.get(name, np.full_like(value, 7)) for info in infos])
+        for name, value in known.items()
+    }
 
 
 # --- tensors
@@ -363,7 +368,10 @@ class ScriptedJax:
         import jax.numpy as jnp
 
         count = jnp.uint32(0)
-        return {"count": count}, self._observe(count, -1), self._info(count)
+        info = self._info(count)
+        if self.script.late:
+            info.pop("level", None)
+        return {"count": count}, self._observe(count, -1), info
 
     def step(self, key: Any, state: Any, action: Any) -> tuple[Any, ...]:
         """Takes a step."""

@@ -24,6 +24,7 @@ from trawl.memory import Memory
 from trawl.rollout.block import as_batch
 from trawl.rollout.layout import BatchPartition, Layout, along_time
 from trawl.rollout.slab import Lease, SlabPool, tensors_in
+from trawl.tensordicts import zeros
 
 # Number of spare blocks that are kept for a user who repeatedly holds several batches and releases
 # them together. New shared memory is mapped, and its pages are cleared, in each worker.
@@ -278,7 +279,7 @@ class BatchAssembler:
         for index in range(len(self._ready)):
             batch = batches.get(index)
             if batch is None:
-                batch = template.clone().zero_()
+                batch = zeros(template)
                 if (ids := batch.get(TRAJ_IDS, None)) is not None:
                     ids.fill_(NO_TRAJECTORY)
             mask = torch.zeros(batch.shape, dtype=torch.bool)

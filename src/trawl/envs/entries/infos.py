@@ -209,7 +209,8 @@ class InfoLeaf:
         """
         value, marks, rest = self._walk(info)
         if value is None or rest:
-            return blank
+            # A copy, because a state that is loaded is written into what was shown last.
+            return blank.clone()
         shown = self._checked_tensor(value, blank)
         for marked in marks:
             shown = rows_of(marked, shown, blank)
