@@ -98,6 +98,9 @@ class SpaceCodec:
             Dict space keep their own names.
         categorical: True to keep discrete values as indices instead of one-hot vectors.
         ops: operations on the arrays; by default, those of numpy.
+
+    Attributes:
+        decode_one: :meth:`decode` as a function of the only array; None if there are several.
     """
 
     def __init__(
@@ -115,6 +118,8 @@ class SpaceCodec:
         # The leaves that need encoding.
         self._encoded = [(i, one) for i, one in enumerate(self._encoders) if one is not None]
         self._decoders = [_decoder(leaf, ops) for leaf in self.leaves]
+        is_leaf = len(self.leaves) == 1 and not self.leaves[0].path
+        self.decode_one = self._decoders[0] if is_leaf else None
 
     @property
     def fixed(self) -> bool:
@@ -162,7 +167,7 @@ class SpaceCodec:
     def decode(self, arrays: Iterable[Any]) -> Any:
         """Returns the action for ``env.step``, given arrays in the order of ``leaves``."""
         parts = [decoder(array) for decoder, array in zip(self._decoders, arrays, strict=True)]
-        if len(parts) == 1 and not self.leaves[0].path:
+        if self.decode_one is not None:
             return parts[0]
         return _nest(self.space, iter(parts))
 

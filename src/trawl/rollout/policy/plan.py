@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,8 @@ from trawl.keys import Key, as_key, show_key
 from trawl.rollout.policy.modules import is_special, unroll
 from trawl.rollout.policy.sampling import Sampling, is_known_sampler, sampling
 
-Values = dict[Key, Any]
-Operation = Callable[[Values], None]
+# The key of an output that a module drops.
+_DROPPED = ("_",)
 
 
 @dataclass(frozen=True)
@@ -86,14 +87,9 @@ def make_plan(
         single = _single(steps[0], unrolled)
         if single is not None:
             return single
-    operations: list[Operation] = []
+    code = _Code()
     samplings: list[Sampling] = []
-    reads: list[Key] = []
-    writes: list[Key] = []
     for step in steps:
-        for key in map(as_key, step.in_keys):
-            if key not in writes and key not in reads:
-                reads.append(key)
         if isinstance(step, ProbabilisticTensorDictModule):
             drawn = sampling(step, exploration, alone)
             if isinstance(drawn, str):
@@ -103,26 +99,91 @@ def make_plan(
             if varies:
                 drawn.why_objects = "the sizes of the policy's batches vary"
             drawn.renew(alone, objects=varies or not unrolled)
-            operations.append(_draw(drawn))
+            code.draw(drawn)
         else:
-            operations.append(_operation(step, unrolled))
-        writes += [key for key in _out_keys(step) if key not in writes]
-    if not writes:
+            code.call(step, unrolled)
+    if not code.writes:
         raise NotPlannable("the policy has no out_keys")
-    call = _chain(operations, reads, writes)
-    return Plan(tuple(reads), tuple(writes), call, tuple(samplings))
+    return Plan(tuple(code.reads), tuple(code.writes), code.function(), tuple(samplings))
 
 
-def _chain(operations: list[Operation], reads: list[Key], writes: list[Key]) -> Callable[..., Any]:
-    only = writes[0] if len(writes) == 1 else None
+class _Code:
+    """Python code of a function that runs one module after the other, on tensors.
 
-    def call(*inputs: Tensor) -> Any:
-        values = dict(zip(reads, inputs, strict=True))
-        for operation in operations:
-            operation(values)
-        return [values[key] for key in writes] if only is None else values[only]
+    Attributes:
+        reads: keys of the function's arguments.
+        writes: keys of its results.
+    """
 
-    return call
+    def __init__(self) -> None:
+        self.reads: list[Key] = []
+        self.writes: list[Key] = []
+        self._lines: list[str] = []
+        self._names: dict[Key, str] = {}
+        self._globals: dict[str, Any] = {"isinstance": isinstance, "Tensor": Tensor, "len": len}
+
+    def draw(self, drawn: Sampling) -> None:
+        """Adds a call that draws samples, by the function that draws them then."""
+        given = self._read(drawn.in_keys)
+        results = self._write(drawn.out_keys)
+        self._lines.append(f"[{results}] = {self._global(drawn)}.draw({', '.join(given)})")
+
+    def call(self, module: TensorDictModule, unrolled: bool) -> None:
+        """Adds a call of the function within a module."""
+        if module.inplace is not True or _setting(module, "get_kwargs"):
+            raise NotPlannable(f"{type(module).__name__} has inplace={module.inplace!r}")
+        given = self._read([as_key(key) for key in module.in_keys])
+        names = _setting(module, "kwargs")
+        if names is not None:
+            pairs = zip(names, given, strict=True)
+            given = [f"**{{{', '.join(f'{name!r}: {one}' for name, one in pairs)}}}"]
+        if module.method_kwargs:
+            given.append(f"**{self._global(dict(module.method_kwargs))}")
+        out_keys = [as_key(key) for key in module.out_keys]
+        function = self._global(_function(module, unrolled))
+        found, parts = f"{function}({', '.join(given)})", partial(_parts, out_keys=out_keys)
+        results = self._write(out_keys)
+        if len(out_keys) == 1:
+            self._lines += [
+                f"{results} = {found}",
+                f"if not isinstance({results}, Tensor):",
+                f"    [{results}] = {self._global(parts)}({results})",
+            ]
+        else:
+            self._lines += [
+                f"out = {found}",
+                f"if out.__class__ is not tuple or len(out) != {len(out_keys)}:",
+                f"    out = {self._global(parts)}(out)",
+                f"[{results}] = out",
+            ]
+
+    def function(self) -> Callable[..., Any]:
+        """Returns the function, whose only result is not in a tuple."""
+        given = ", ".join(self._names[key] for key in self.reads)
+        results = ", ".join(self._names[key] for key in self.writes)
+        body = "\n    ".join([*self._lines, f"return {results}"])
+        exec(f"def call({given}):\n    {body}", self._globals)
+        found: Callable[..., Any] = self._globals["call"]
+        return found
+
+    def _read(self, keys: Sequence[Key]) -> list[str]:
+        for key in keys:
+            if key not in self._names:
+                self._names[key] = f"v{len(self._names)}"
+                self.reads.append(key)
+        return [self._names[key] for key in keys]
+
+    def _write(self, keys: Sequence[Key]) -> str:
+        for key in keys:
+            self._names.setdefault(key, f"v{len(self._names)}")
+            if key != _DROPPED and key not in self.writes:
+                self.writes.append(key)
+        return ", ".join(self._names[key] for key in keys)
+
+    def _global(self, value: Any) -> str:
+        name = f"g{len(self._globals)}"
+        self._globals[name] = value
+        return name
 
 
 def _steps(module: Any) -> Iterable[Any]:
@@ -153,13 +214,9 @@ def _overrides(module: nn.Module) -> bool:
     return isinstance(module, TensorDictModule) and overrides_calls(type(module))
 
 
-def _out_keys(module: Any) -> list[Key]:
-    return [key for key in map(as_key, module.out_keys) if key != ("_",)]
-
-
 def _single(module: TensorDictModule, unrolled: bool) -> Plan | None:
     """Returns a plan without overhead for a module with one input and one output, or None."""
-    if len(module.in_keys) != 1 or len(module.out_keys) != 1 or _out_keys(module) == []:
+    if len(module.in_keys) != 1 or len(module.out_keys) != 1 or module.out_keys == ["_"]:
         return None
     if (
         _setting(module, "kwargs") is not None
@@ -184,7 +241,7 @@ def unwrap(value: Any, key: Key) -> Tensor:
     """
     inner = value
     if isinstance(value, (tuple, dict, TensorDictBase)):
-        inner = dict(_by_key(value, [key])).get(key)
+        (inner,) = _parts(value, [key])
     if isinstance(inner, (bool, int, float, np.ndarray, np.generic)) or _is_numbers(inner):
         inner = torch.as_tensor(inner)
     if not isinstance(inner, Tensor):
@@ -213,29 +270,11 @@ def _function(module: TensorDictModule, unrolled: bool) -> Callable[..., Any]:
     return method
 
 
-def _operation(module: Any, unrolled: bool) -> Operation:
-    if module.inplace is not True or _setting(module, "get_kwargs"):
-        raise NotPlannable(f"{type(module).__name__} has inplace={module.inplace!r}")
-    function, fixed = _function(module, unrolled), dict(module.method_kwargs)
-    in_keys = [as_key(key) for key in module.in_keys]
-    out_keys = [as_key(key) for key in module.out_keys]
-    names = _setting(module, "kwargs")
-
-    def operate(values: Values) -> None:
-        inputs = [values[key] for key in in_keys]
-        if names is None:
-            outputs = function(*inputs, **fixed)
-        else:
-            outputs = function(**dict(zip(names, inputs, strict=True)), **fixed)
-        values.update(_by_key(outputs, out_keys))
-
-    return operate
-
-
-def _by_key(outputs: Any, out_keys: list[Key]) -> Iterable[tuple[Key, Any]]:
+def _parts(outputs: Any, out_keys: list[Key]) -> Sequence[Any]:
+    """Returns the outputs of a module in the order of its keys."""
     if isinstance(outputs, (dict, TensorDictBase)):
         named = {as_key(key): value for key, value in outputs.items()}
-        return [(key, named[key]) for key in out_keys]
+        return [named[key] for key in out_keys]
     if not isinstance(outputs, tuple):
         outputs = (outputs,)
     if len(outputs) != len(out_keys):
@@ -243,14 +282,4 @@ def _by_key(outputs: Any, out_keys: list[Key]) -> Iterable[tuple[Key, Any]]:
             f"the policy's module returned {len(outputs)} outputs, but its out_keys are "
             f"[{', '.join(map(show_key, out_keys))}]"
         )
-    return zip(out_keys, outputs, strict=True)
-
-
-def _draw(drawn: Sampling) -> Operation:
-    in_keys, out_keys = drawn.in_keys, drawn.out_keys
-
-    def operate(values: Values) -> None:
-        results = drawn.draw(*[values[key] for key in in_keys])
-        values.update(zip(out_keys, results, strict=True))
-
-    return operate
+    return tuple(outputs)

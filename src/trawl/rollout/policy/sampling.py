@@ -24,6 +24,7 @@ from tensordict.nn import (
 )
 from torch import Tensor
 from torch.distributions import Distribution
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
@@ -275,6 +276,10 @@ _RANDOM = frozenset(
 )
 # Functions that return uninitialised memory.
 _EMPTY = frozenset({"empty", "empty_like", "new_empty", "empty_strided"})
+# Functions that take three times as long with a number of Python as with a tensor of it.
+_ELEMENTWISE = frozenset({"add", "sub", "mul", "div", "clamp", "__rsub__"})
+# Dtypes that a number is rounded to before it is used. With others, a number may be more exact.
+_EXACT = (torch.float32, torch.float64)
 # Largest number that is added to the elements of arguments for the second comparison.
 _NOISE = 0.1
 
@@ -365,11 +370,41 @@ class _Recorder(TorchFunctionMode):
             number = self.number(tensor)
             results.append(None if number is not None else len(self._tensors))
             if number is None:
+                if single and target is None:
+                    func, given = self._shorter(func, given, tensor)
                 number = len(self._tensors)
                 self._tensors.append(tensor)
             self._numbers[id(tensor)] = number
             self._tensors.append(tensor)
         self.calls.append(_Call(func, *given, results, single, target))
+
+    def _shorter(self, func: Any, given: tuple[Any, Any], found: Tensor) -> tuple[Any, Any]:
+        """Returns a call with the same result that takes less time."""
+        if func is functional.softmax and given[1].get("dtype") is None:
+            return Tensor.softmax, (given[0], {"dim": given[1]["dim"]})
+        if found.numel() and found.is_contiguous():
+            for tensor in self._tensors:
+                # Of several views in a row, only the last is needed.
+                if _is_view(found, tensor):
+                    base = self._replaced(tensor)
+                    return Tensor.view, ((base, found.shape), {})
+        args, kwargs = given
+        variables = [self._tensors[one.number] for one in args if type(one) is _Variable]
+        if kwargs or found.dtype not in _EXACT or any(_differ(one, found) for one in variables):
+            return func, given
+        name, (first, *others) = _name(func), args
+        if name == "pow" and others == [2]:
+            return Tensor.mul, ((first, first), {})
+        numbers = [type(one) in (int, float) for one in others]
+        if name in _ELEMENTWISE and any(numbers):
+            others = [
+                torch.tensor(one, dtype=found.dtype) if is_number else one
+                for one, is_number in zip(others, numbers, strict=True)
+            ]
+            if name == "__rsub__":
+                return Tensor.sub, ((*others, first), {})
+            return func, ((first, *others), {})
+        return func, given
 
     def number(self, value: Any) -> int | None:
         """Returns the number of a variable tensor; None for any other value."""
@@ -521,8 +556,29 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
     return (
         one.data_ptr() == other.data_ptr()
         and one.shape == other.shape
-        and one.stride() == other.stride()
+        and _steps(one) == _steps(other)
         and one.dtype == other.dtype
+    )
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    """Returns True if the tensors have other dtypes, or one is not on the CPU."""
+    return one.dtype != other.dtype or not one.is_cpu or not other.is_cpu
+
+
+def _steps(tensor: Tensor) -> list[int]:
+    """Returns the strides of a tensor, where there is more than one element."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return [stride for size, stride in sizes if size > 1]
+
+
+def _is_view(one: Tensor, other: Tensor) -> bool:
+    """Returns True if two contiguous tensors are the same elements, whatever their shapes."""
+    return (
+        one.data_ptr() == other.data_ptr()
+        and one.numel() == other.numel()
+        and one.dtype == other.dtype
+        and other.is_contiguous()
     )
 
 

@@ -395,5 +395,8 @@ def action_reader(
         return lambda t: only[t].astype(dtype)
     if len(rows) == 1:
         (only,) = rows
+        if isinstance(codec, SpaceCodec) and codec.decode_one is not None:
+            decode_one = codec.decode_one
+            return lambda t: decode_one(only[t])
         return lambda t: decode((only[t],))
     return lambda t: decode([leaf_rows[t] for leaf_rows in rows])
