@@ -222,6 +222,14 @@ def _act_fn(
     if len(inputs) == len(writers) == 1:
         (values,), (write_only,) = inputs, writers
         return lambda t: write_only(t, call(values[t]))
+    if len(inputs) == 1 and len(writers) > 1:
+        (values,) = inputs
+
+        def act_on_one(t: int) -> None:
+            for write, output in zip(writers, call(values[t]), strict=True):
+                write(t, output)
+
+        return act_on_one
 
     def act(t: int) -> None:
         found = outputs(*[values[t] for values in inputs])

@@ -393,9 +393,9 @@ class _Recorder(TorchFunctionMode):
         if kwargs or found.dtype not in _EXACT or any(_differ(one, found) for one in variables):
             return func, given
         name, (first, *others) = _name(func), args
-        if name == "pow" and others == [2]:
-            return Tensor.mul, ((first, first), {})
         numbers = [type(one) in (int, float) for one in others]
+        if name == "pow" and numbers == [True] and others[0] == 2:
+            return Tensor.mul, ((first, first), {})
         if name in _ELEMENTWISE and any(numbers):
             others = [
                 torch.tensor(one, dtype=found.dtype) if is_number else one
