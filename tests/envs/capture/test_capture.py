@@ -1,6 +1,7 @@
 """The state of an environment is plain data, with which another environment continues."""
 
 import copy
+import time
 from collections import deque
 from enum import Enum
 from functools import partial
@@ -445,6 +446,27 @@ def test_each_array_of_the_state_counts():
             assert drive(restore(fresh, changed), [1] * 30) != expected
         except (EnvStateError, ValueError, RuntimeWarning):
             continue
+
+
+class Bonus(gymnasium.Wrapper):
+    """Adds a bonus to each reward, on a machine that stands still now and then."""
+
+    def __init__(self, bonus):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.bonus, self.taken = bonus, 0
+
+    def step(self, action):
+        time.sleep(0.04)
+        obs, reward, *rest = super().step(action)
+        self.taken += 1
+        return obs, reward + self.bonus[self.taken], *rest
+
+
+def test_a_state_with_which_a_later_step_fails_is_refused_however_slow_the_machine_is():
+    good, bad = Bonus([0.0] * 100), Bonus([0.0] * 5 + ["much"] * 95)
+    good.reset(seed=0), bad.reset(seed=0)
+    with pytest.raises(EnvStateError, match="TypeError"):
+        restore(good, saved(capture(bad)))
 
 
 def test_the_state_of_another_version_is_refused():

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import deepcopy
-from time import monotonic
+from time import thread_time
 from typing import Any
 
 import gymnasium
@@ -36,7 +36,8 @@ _RAISE = dis.opmap["RAISE_VARARGS"]
 _MOST_ACTIONS, _ACTIONS = 32, 4
 # Number of steps with each action, and of steps that are taken even if they take long.
 _MOST_STEPS, _STEPS = 40, 2
-# Seconds in all, after which no further steps are taken.
+# Seconds of computation in all, after which no further steps are taken. On a machine that stands
+# still, a state must not pass that others refuse.
 _PATIENCE = 0.1
 # Methods and attributes of environments in which not all actions are legal.
 _MASKS = ("action_mask", "action_masks", "valid_action_mask", "get_action_mask", "legal_actions")
@@ -61,7 +62,7 @@ def failure(members: Sequence[Any], shared: frozenset[str]) -> Exception | None:
     """
     if _unrehearsed.get() or not _can_rehearse(members):
         return None
-    errors, tried, until = [], 0, monotonic() + _PATIENCE
+    errors, tried, until = [], 0, thread_time() + _PATIENCE
     with _silent():
         for action in _actions(members[0]):
             copies = _copied(members, shared)
@@ -141,7 +142,7 @@ def _play(env: Any, action: Any, until: float) -> None:
     # More steps of Gymnasium's own environments touch nothing but the copy; others may do anything.
     known = type(env.unwrapped).__module__.startswith("gymnasium.")
     for step in range(_MOST_STEPS if known else _STEPS):
-        if step >= _STEPS and monotonic() > until:
+        if step >= _STEPS and thread_time() > until:
             break
         obs, reward, terminated, truncated, _ = env.step(action)
         _check_results(env.observation_space, obs, reward)
