@@ -9,8 +9,7 @@ from tensordict import TensorDict
 
 from trawl.data.sinks.entries import Entry
 from trawl.extras.report import histograms
-from trawl.extras.report.axes import Axis, compact
-from trawl.extras.report.charts import bars, dots, line
+from trawl.extras.report.charts import Axis, bars, compact, dots, line
 from trawl.extras.report.histograms import MOST_BINS, EntrySummary, Histogram, followed, summaries
 from trawl.extras.report.markup import Markup, tag
 

@@ -26,7 +26,7 @@ from trawl.collectors import (
     MultiAsyncCollector,
     MultiSyncCollector,
 )
-from trawl.data.checkpoints import CheckpointFolder
+from trawl.collectors.driver.checkpoints import CheckpointFolder
 from trawl.errors import EnvStateError, StateError
 
 ARGUMENTS = {"frames_per_batch": 60}

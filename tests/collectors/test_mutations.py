@@ -4,7 +4,7 @@ import pytest
 import torch
 from mutations import MAKERS, Mutator, Trial, same
 
-from trawl.data.checkpoints import CheckpointFolder
+from trawl.collectors.driver.checkpoints import CheckpointFolder
 
 COUNTS = {
     "cart_pole": 150,

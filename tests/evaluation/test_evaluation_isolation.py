@@ -16,10 +16,10 @@ from torch.distributions import Beta, Categorical, Dirichlet, Gamma, Normal, Poi
 from torch.nn import functional
 
 from trawl.collectors import Collector, Evaluator
+from trawl.envs.generators import RandomStream
 from trawl.envs.seeding import derive
 from trawl.extras.evaluation.isolation import PrivateRandom, isolated, policy_seed
 from trawl.rollout.policy.exploration import own_type
-from trawl.rollout.rng import RandomStream
 
 ONES = torch.ones(4)
 DRAWS: dict[str, Callable[[], Tensor]] = {

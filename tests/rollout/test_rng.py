@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from trawl.collectors import Collector
-from trawl.rollout.rng import RandomStream
+from trawl.envs.generators import RandomStream
 
 
 def draw():

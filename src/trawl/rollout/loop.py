@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
-from trawl.envs.generators import global_state, set_global_state
+from trawl.envs.generators import RandomStream, global_state, set_global_state
 from trawl.envs.outcomes import MUST_RETURN
 from trawl.envs.tensor_env import TensorEnv
 from trawl.errors import add_note
@@ -30,7 +30,6 @@ from trawl.interrupts import check_interrupt, current_interrupt
 from trawl.rollout.block import Block
 from trawl.rollout.policy.exploration import exploring
 from trawl.rollout.policy.policy import Policy
-from trawl.rollout.rng import RandomStream
 from trawl.rollout.times import LoopTimes, StepRecorder, StepSamples, estimated_sum
 from trawl.rollout.writers.batch_writer import ActFn, BatchOptions, BatchWriter, StepFn
 from trawl.rollout.writers.choosing import new_batch_writer

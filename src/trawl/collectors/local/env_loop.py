@@ -16,12 +16,12 @@ from trawl.collectors.driver.budget import FrameBudget
 from trawl.collectors.driver.policy_version import stamp
 from trawl.collectors.torchrl import names
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.generators import RandomStream
 from trawl.envs.reset_kwargs import with_reset_kwargs
 from trawl.envs.seeding import rebuilt_seed, stream_seed
 from trawl.keys import STEP_COUNT, Key, as_key
 from trawl.rollout.loop import Rollout
 from trawl.rollout.policy.policy import Policy
-from trawl.rollout.rng import RandomStream
 from trawl.rollout.steppers.restarts import EnvRestarts
 
 

@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from trawl.collectors.driver.lifetime import Lifetime
 from trawl.collectors.watch.figures import Figures
-from trawl.collectors.watch.process_memory import ResidentMemory
 from trawl.collectors.watch.times import TurnClock
 from trawl.collectors.watch.tracer import Tracer
+from trawl.collectors.watch.watching import ResidentMemory
 from trawl.envs.transforms import PolicyVersion
 from trawl.observe.trace_options import TraceLike, TraceOptions, check_trace
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trawl.collectors.watch.process_memory import ResidentMemory
 from trawl.collectors.watch.times import DriverTimes, TurnClock
 from trawl.observe.bottleneck import Bottleneck, bottleneck_of
 from trawl.observe.episodes import LoggedValues, RecentEpisodes
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Entry of a state with the newest episodes, and with the values that the user logged.
 WATCHED = "watched"
+# The system is asked at most this often, in seconds.
+_INTERVAL = 1.0
 
 
 class Watch:
@@ -127,3 +131,26 @@ def report(self: HasStats) -> Report:
     from trawl.observe.report import Report
 
     return Report(full_stats(self))
+
+
+class ResidentMemory:
+    """Resident memory of this process, which is looked up once a second at most."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._read: float | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Number of bytes of memory that the process uses; 0 if the system doesn't tell."""
+        now = time.monotonic()
+        if self._read is None or now - self._read > _INTERVAL:
+            self._bytes, self._read = _resident_bytes(), now
+        return self._bytes
+
+
+def _resident_bytes() -> int:
+    # Linux has this file.
+    with suppress(OSError, ValueError, IndexError), open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0

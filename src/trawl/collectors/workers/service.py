@@ -36,8 +36,8 @@ from trawl.collectors.driver.policy_version import stamp
 from trawl.collectors.driver.weights import POLICY
 from trawl.collectors.local.state import recover
 from trawl.collectors.single import Collector, overrides_rollout
-from trawl.collectors.watch.process_memory import ResidentMemory
 from trawl.collectors.watch.times import TurnClock
+from trawl.collectors.watch.watching import ResidentMemory
 from trawl.collectors.workers import requests
 from trawl.collectors.workers.handle_calls import HandleCalls
 from trawl.collectors.workers.requests import CollectRequest, WorkerWarning

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from trawl.data.sinks.record import Record
 from trawl.extras.cli.errors import shown
 from trawl.extras.monitors.plots import mean_window, running_mean
-from trawl.extras.report.axes import Axis, compact
-from trawl.extras.report.charts import bars, chart, dots, line, svg
+from trawl.extras.report.charts import Axis, bars, chart, compact, dots, line, svg
 from trawl.extras.report.histograms import MOST_ENTRIES, MOST_TEXTS, EntrySummary
 from trawl.extras.report.markup import (
     Markup,

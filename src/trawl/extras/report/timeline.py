@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trawl.extras.report.axes import compact
+from trawl.extras.report.charts import compact
 from trawl.extras.report.markup import Markup, details, joined, note, section, table, tag
 from trawl.extras.report.trace import MOST_COUNTERS, MOST_LANES, SPANS, Series, Spans, Trace
 from trawl.observe.formats import plural, short

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trawl.extras.clusters.launching.authentication import KEY_BYTES
+from trawl.extras.clusters.launching.authentication import KEY_BYTES, read_private, write_private
 from trawl.extras.clusters.launching.outside import VARIABLE, run_rank
-from trawl.extras.clusters.launching.private_file import read_private, write_private
 from trawl.extras.clusters.launching.submitit import DEFAULT_SLURM_CONF, executor, folder_of
 from trawl.extras.clusters.network.link import Address, hosted_store
 from trawl.extras.clusters.network.sockets import LOOPBACK, listening, own_address

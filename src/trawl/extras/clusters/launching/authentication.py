@@ -4,6 +4,8 @@ Both ends of a connection prove that they know the key: each sends a random numb
 an HMAC (RFC 2104) over both numbers. Each message then carries an HMAC over a counter and its
 content, so forged, changed and replayed messages are rejected. The HMAC does not cover the memory
 of large arrays (:func:`trawl.extras.clusters.network.frames.seal`). Nothing is encrypted.
+
+Files with keys can be read and written only by the user of the process.
 """
 
 from __future__ import annotations
@@ -11,10 +13,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import secrets
 import socket
+import stat
 import struct
 import time
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 KEY_BYTES = NONCE_BYTES = TAG_BYTES = 32
@@ -24,6 +29,8 @@ _EXPECTED, _UNKNOWN = b"+", b"-"
 _NUMBER = struct.Struct("!Q")
 # Seconds that a client waits before it reconnects, if the listener closed the connection.
 _PAUSE = 0.1
+# Rights of others to a file.
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 class AuthenticationError(RuntimeError):
@@ -227,3 +234,41 @@ def greeting(
         # Zeros instead of a proof tell a client at once that it has the wrong key.
         raise AuthenticationError(bytes(TAG_BYTES)) from None
     return expected, session, session.tag()
+
+
+def write_private(folder: Path, data: bytes) -> Path:
+    """Writes a new file that nobody else can read.
+
+    Args:
+        folder: the folder of the file; created if it is missing.
+        data: content of the file.
+
+    Returns:
+        The path of the file, whose name nobody can guess.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f".{secrets.token_hex(16)}.private"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(data)
+    return path
+
+
+def read_private(path: Path) -> bytes:
+    """Reads a file that no other user can have written or read.
+
+    Raises:
+        OSError: if there is no such file.
+        PermissionError: if the file belongs to another user, or other users have rights to it.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid() or found.st_mode & _OTHERS:
+            raise PermissionError(
+                f"{path} must be owned by the user of this process (uid {os.geteuid()}) and have "
+                f"mode 0600, but it is owned by uid {found.st_uid} and has mode "
+                f"{stat.S_IMODE(found.st_mode):04o}: delete it. If that does not help, use a "
+                "folder on a file system that supports owners and modes"
+            )
+        return file.read()

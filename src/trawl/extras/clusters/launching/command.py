@@ -26,8 +26,8 @@ from typing_extensions import override
 from trawl.backends.processes.backend import explain
 from trawl.backends.processes.loop import leave
 from trawl.errors import WorkerDied
+from trawl.extras.clusters.launching.authentication import read_private, write_private
 from trawl.extras.clusters.launching.launch import Ended, Launcher, Process
-from trawl.extras.clusters.launching.private_file import read_private, write_private
 from trawl.extras.clusters.network.link import Address
 from trawl.extras.clusters.network.rank import run_rank_at
 

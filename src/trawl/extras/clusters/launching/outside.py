@@ -11,8 +11,12 @@ import hashlib
 import os
 from pathlib import Path
 
-from trawl.extras.clusters.launching.authentication import KEY_BYTES, derived_key
-from trawl.extras.clusters.launching.private_file import read_private, write_private
+from trawl.extras.clusters.launching.authentication import (
+    KEY_BYTES,
+    derived_key,
+    read_private,
+    write_private,
+)
 from trawl.extras.clusters.network.link import Address
 from trawl.extras.clusters.network.rank import run_rank_at
 from trawl.extras.clusters.network.sockets import is_loopback, own_address

@@ -11,8 +11,8 @@ from typing import Any
 
 from typing_extensions import override
 
+from trawl.extras.clusters.launching.authentication import read_private, write_private
 from trawl.extras.clusters.launching.launch import Ended, Launcher, Process
-from trawl.extras.clusters.launching.private_file import read_private, write_private
 from trawl.extras.clusters.network.link import Address
 from trawl.extras.clusters.network.rank import run_rank_at
 
