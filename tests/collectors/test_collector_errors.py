@@ -9,7 +9,7 @@ from gymnasium import spaces
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from trawl.collectors import Collector, MultiSyncCollector, PolicyVersion
+from trawl.collectors import Collector, MultiSyncCollector, PolicyVersion, RandomPolicy
 from trawl.data import MemmapSink, MultiStep
 from trawl.envs import GymEnv
 from trawl.testing import FaultyEnv, NestedEnv, NumberedEnv, SelfResettingVectorEnv
@@ -41,6 +41,7 @@ def refused(kind, match, policy=None, **options):
         ("max_frames_per_traj", [3], TypeError, "max_frames_per_traj must be an integer, .* list"),
         ("reset_when_done", False, ValueError, "reset_when_done=False is not possible"),
         ("exploration_type", "randomly", TypeError, "exploration_type must be .* 'randomly'"),
+        ("policy_factory", RandomPolicy(), TypeError, "it is a policy, RandomPolicy: pass it as p"),
         ("policy_factory", 3, TypeError, "policy_factory must be callable, but it is int: 3"),
         ("postproc", [], TypeError, "postproc must be callable, but it is list"),
         ("pre_collect_hook", 1, TypeError, "pre_collect_hook must be callable"),

@@ -137,6 +137,12 @@ def test_a_random_policy_takes_the_environments_spec():
     batch = first_batch(NumberedEnv(), policy, frames_per_batch=50)
     assert set(NumberedEnv.action_numbers(batch).tolist()) == {0, 1, 2, 3}
     assert policy.action_spec == GymEnv(NumberedEnv()).full_action_spec
+    with (
+        Collector("Pendulum-v1", policy, frames_per_batch=4) as one,
+        Collector(["Pendulum-v1"] * 2, policy, frames_per_batch=4) as two,
+    ):
+        shapes = [each.next()["action"].shape for each in (one, two, one)]
+    assert shapes == [(4, 1), (2, 2, 1), (4, 1)]
 
 
 def test_a_random_policy_keeps_its_own_spec():

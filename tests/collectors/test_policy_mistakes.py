@@ -1,6 +1,7 @@
 """Policies that return odd things: what is clear works, and the rest is named in the error."""
 
 import bdb
+import traceback
 
 import numpy as np
 import pytest
@@ -108,6 +109,18 @@ def test_a_debugger_in_a_worker_says_where_it_works():
     collector = MultiSyncCollector([Halting], frames_per_batch=4)
     with pytest.raises(bdb.BdbQuit, match=r'BdbQuit\. A debugger .* start_method="inline"'):
         collector.next()
+
+
+def test_a_function_that_returns_nothing_is_no_policy():
+    with pytest.raises(TypeError, match="policy <lambda> must return the action, but it returned"):
+        Collector("Pendulum-v1", lambda observation: None, frames_per_batch=4)
+
+
+def test_a_function_that_needs_arguments_is_told_about():
+    with pytest.raises(TypeError, match="missing 1 required") as caught:
+        Collector(lambda g: GymEnv("Pendulum-v1", g=g), frames_per_batch=4)
+    note = "create_env_fn was called with no arguments: they come from create_env_kwargs"
+    assert note in "".join(traceback.format_exception(caught.value))
 
 
 def test_a_class_is_no_policy():

@@ -297,6 +297,11 @@ def test_a_vector_of_ids():
     env.close()
 
 
+def test_an_id_is_for_collectors():
+    with pytest.raises(TypeError, match=r"'cartpole/swingup'. .*'dm_control:cartpole/swingup'"):
+        DMEnv("cartpole/swingup")
+
+
 class Arrays(dm_env.Environment):
     """Returns its rewards and discounts as arrays, as some wrappers do."""
 

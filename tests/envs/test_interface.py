@@ -287,6 +287,7 @@ CLASSES = pytest.mark.parametrize("cls", [SerialEnv, ParallelEnv])
     [
         *[(count, NumberedEnv, {}, ValueError, "num_workers must be") for count in (0, -1)],
         *[(count, NumberedEnv, {}, TypeError, "num_workers must be") for count in (1.5, True)],
+        (NumberedEnv, 2, {}, TypeError, "num_workers must be .*: the number of environments comes"),
         (3, [NumberedEnv] * 2, {}, ValueError, "create_env_fn has 2 entries, but num_workers is 3"),
         (
             3,

@@ -42,6 +42,7 @@ from trawl.envs.types import DeviceLike, EnvKwargs
 from trawl.foreign.torchrl import storage_of
 from trawl.observe.trace_options import TraceLike, check_trace
 from trawl.rollout.normalization import NormalizeObservation, NormalizeOptions, NormalizeReward
+from trawl.rollout.policy.random_policy import RandomPolicy
 from trawl.supported import STORAGE_FRAMES, check
 from trawl.weights.scheme import WeightSyncScheme
 
@@ -71,9 +72,10 @@ def _seed(_: str, value: Any) -> int | None:
 
 
 def _policy_factory(name: str, value: Any) -> Any:
-    if isinstance(value, nn.Module):
+    if isinstance(value, (nn.Module, RandomPolicy)):
+        what = "a module" if isinstance(value, nn.Module) else "a policy"
         raise TypeError(
-            f"{name} must be a function that makes the policy, but it is a module, "
+            f"{name} must be a function that makes the policy, but it is {what}, "
             f"{type(value).__name__}: pass it as policy"
         )
     return check_callable(name, value)

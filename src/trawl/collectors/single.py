@@ -247,9 +247,9 @@ class Collector(BaseCollector):
                 raise TypeError(
                     f"policy_factory must return a policy, but {factory!r} returned None"
                 )
+        policy = give_specs(policy, self.env)
         self._register(policy)
         self._register(self.env)
-        give_specs(policy, self.env)
         trusted = config.trust_policy
         if trusted is None:
             trusted = isinstance(policy, CudaGraphModule) or is_random(policy)

@@ -14,6 +14,7 @@ from torch import nn
 
 from trawl.envs import specs
 from trawl.foreign.torchrl import lacks_spec, storage_of
+from trawl.rollout.policy.random_policy import RandomPolicy
 
 
 def register_collectors(cls: type[Any]) -> None:
@@ -44,16 +45,22 @@ def names(spec: Any) -> set[str]:
     return {key if isinstance(key, str) else key[-1] for key in spec.keys(True, True)}
 
 
-def give_specs(policy: Any, env: Any) -> None:
+def give_specs(policy: Any, env: Any) -> Any:
     """Gives the environment's action spec to exploration modules and random policies.
 
     Modules and policies that already have a spec keep it.
+
+    Returns:
+        The policy, or a copy of a random policy.
     """
-    if is_random(policy) and policy.action_spec is None:
+    if isinstance(policy, RandomPolicy):
+        policy = policy.with_spec_of(env)
+    elif is_random(policy) and policy.action_spec is None:
         policy.action_spec = spec_for(policy, env.full_action_spec.clone())
     for module in policy.modules() if isinstance(policy, nn.Module) else ():
         if lacks_spec(module):
             module.spec = spec_for(module, env.action_spec_unbatched)
+    return policy
 
 
 def is_random(policy: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -93,16 +93,7 @@ class WorkerCollector(BaseCollector, OptionAttributes):  # type: ignore[misc]  #
     collector_class: Any
 
     def __init__(self, create_env_fn: Any, policy: Any = None, *more: Any, **options: Any) -> None:
-        name = type(self).__name__
-        if more:
-            raise TypeError(
-                f"{name} takes at most 2 positional arguments (create_env_fn, policy), but got "
-                f"{2 + len(more)}: pass the others by name"
-            )
-        check({**options, "workers": True})
-        check_names(name, options, MultiConfig)
-        for one in policy if isinstance(policy, (list, tuple)) else [policy]:
-            refuse_class(one)
+        self._check_given(policy, more, options)
         self.create_env_fn = sources(create_env_fn, options.get("num_workers"))
         self.num_workers = len(self.create_env_fn)
         given = policy
@@ -159,6 +150,24 @@ class WorkerCollector(BaseCollector, OptionAttributes):  # type: ignore[misc]  #
         except BaseException:
             self.shutdown(raise_on_error=False)
             raise
+
+    def _check_given(self, policy: Any, more: Sequence[Any], options: Mapping[str, Any]) -> None:
+        """Checks what can be checked at once, before anything is started.
+
+        Raises:
+            TypeError: if an argument is unknown, missing, or given by position, or the policy is a
+                class.
+        """
+        name = type(self).__name__
+        if more:
+            raise TypeError(
+                f"{name} takes at most 2 positional arguments (create_env_fn, policy), but got "
+                f"{2 + len(more)}: pass the others by name"
+            )
+        check({**options, "workers": True})
+        check_names(name, options, MultiConfig)
+        for one in policy if isinstance(policy, (list, tuple)) else [policy]:
+            refuse_class(one)
 
     @override
     def _new_parts(self) -> WorkersParts:

@@ -113,6 +113,13 @@ def needed(what: str, title: str, extra: str) -> Iterator[None]:
         raise ImportError(text, name=error.name) from error
 
 
+def advice_on_id(value: Any, prefix: str) -> str:
+    """Returns what to do with an id of a library's environment; empty for other values."""
+    if not isinstance(value, str):
+        return ""
+    return f". To have it made by its id, pass '{prefix}:{value}' to a collector"
+
+
 def check_mapping(name: str, value: Any) -> dict[str, Any]:
     """Returns a mapping from names to arguments as a dict; an empty dict for None.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping, Sequence
 from functools import partial
+from inspect import signature
 from itertools import count
 from typing import Any
 
@@ -20,6 +21,7 @@ from trawl.envs.logged import LoggedEnv
 from trawl.envs.seeding import derive
 from trawl.envs.tensor_env import TensorEnv
 from trawl.envs.types import is_list
+from trawl.errors import add_note
 from trawl.supported import INFO_WITHOUT, RESTART_OBJECT
 
 _PROTOCOL = ("reset", "step_and_maybe_reset", "batch_size", "full_action_spec", "done_keys")
@@ -116,12 +118,30 @@ def refuse_policy(source: Any, name: str = "create_env_fn") -> None:
         )
 
 
+def _accepts(factory: Any, kwargs: dict[str, Any]) -> bool:
+    """Returns False if a function certainly can't be called with these arguments."""
+    try:
+        signature(factory).bind(**kwargs)
+    except TypeError:
+        return False
+    except ValueError:  # it has no signature
+        return True
+    return True
+
+
 def _made_by(factory: Any, kwargs: dict[str, Any], name: str) -> Any:
     """Calls ``factory`` and returns its result as an environment.
 
     An environment that can be built again stores the call in ``remake``.
     """
-    made = factory(**kwargs)
+    try:
+        made = factory(**kwargs)
+    except TypeError as error:
+        if not _accepts(factory, kwargs):
+            given = f"the arguments {', '.join(kwargs)}" if kwargs else "no arguments"
+            source = ": they come from create_env_kwargs" if name == "create_env_fn" else ""
+            add_note(error, f"{name} was called with {given}{source}")
+        raise
     if isinstance(made, str):
         env: Any = env_of_id(made)
     elif is_env(made):

@@ -14,6 +14,7 @@ from gymnasium import Space, spaces
 from typing_extensions import override
 
 from trawl.envs.arguments import (
+    advice_on_id,
     argument_names,
     check_mapping,
     named_arguments,
@@ -72,7 +73,10 @@ class DMEnv(gymnasium.Env[Any, Any]):
         self, env: Any, name: str | None = None, render_options: Mapping[str, Any] | None = None
     ) -> None:
         if not is_dm_env(env):
-            raise TypeError(f"env must have the interface of dm_env.Environment, but it is {env!r}")
+            raise TypeError(
+                f"env must have the interface of dm_env.Environment, but it is {env!r}"
+                f"{advice_on_id(env, 'dm_control')}"
+            )
         self.env = env
         self.name = name or type(env).__name__
         self.action_space = _space(env.action_spec(), "action")

@@ -18,6 +18,7 @@ from typing_extensions import override
 from trawl.checks import check_number
 from trawl.devices import optional_device
 from trawl.envs.arguments import (
+    advice_on_id,
     argument_names,
     lists_arguments,
     nearest_first,
@@ -64,7 +65,7 @@ class VmasEnv(TensorEnv):
         if not is_vmas(env):
             raise TypeError(
                 "env must be an environment that vmas.make_env made without a wrapper, but it is "
-                f"{type(env).__name__}: {env!r}"
+                f"{type(env).__name__}: {env!r}{advice_on_id(env, 'vmas')}"
             )
         self.env = env
         self.home = torch.empty(0, device=env.device).device

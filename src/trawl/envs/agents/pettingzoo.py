@@ -35,7 +35,13 @@ from trawl.envs.agents.steps import (
     is_pettingzoo,
     is_turn_based,
 )
-from trawl.envs.arguments import argument_names, lists_arguments, named_arguments, needed
+from trawl.envs.arguments import (
+    advice_on_id,
+    argument_names,
+    lists_arguments,
+    named_arguments,
+    needed,
+)
 from trawl.envs.capture import capture, restore
 from trawl.envs.capture.ways import chain
 from trawl.envs.entries.info_keys import AnyText, AnyValue
@@ -118,7 +124,7 @@ class PettingZooEnv(LoggedEnv):
         if not is_pettingzoo(env):
             raise TypeError(
                 "env must be a pettingzoo.ParallelEnv or a pettingzoo.AECEnv, but it is "
-                f"{type(env).__name__}: {env!r}"
+                f"{type(env).__name__}: {env!r}{advice_on_id(env, 'pettingzoo')}"
             )
         check_bool("categorical_actions", categorical_actions)
         check_bool("return_state", return_state)

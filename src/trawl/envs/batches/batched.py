@@ -208,7 +208,9 @@ class BatchedEnv(TensorDictEnv):
 def factories_of(count: int, create: Any) -> list[Any]:
     """Returns the source of each of ``count`` environments; ``create`` is one source or a list."""
     if isinstance(count, bool) or not isinstance(count, int):
-        raise TypeError(f"num_workers must be an integer, but it is {count!r}")
+        order = ": the number of environments comes first, and what makes them second"
+        hint = order if isinstance(create, int) else ""
+        raise TypeError(f"num_workers must be an integer, but it is {count!r}{hint}")
     if count < 1:
         raise ValueError(f"num_workers must be positive, but it is {count}")
     if is_list(create):

@@ -14,6 +14,7 @@ from trawl.collectors.multi import MultiSyncCollector
 from trawl.collectors.multi_config import MultiConfig
 from trawl.collectors.options import EVALUATOR, one_of, tagged
 from trawl.collectors.single import Collector
+from trawl.devices import check_device
 from trawl.envs.build import is_env
 from trawl.envs.types import is_list
 from trawl.keys import Key, given_key
@@ -119,6 +120,8 @@ def check_kwargs(kwargs: Mapping[str, Any] | None, backend: str) -> dict[str, An
         TypeError: if there are options that the evaluator sets itself.
         ValueError: if the policy is to be captured in a graph, but the backend is a thread.
     """
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TypeError(f"collector_kwargs must be a mapping of options, but it is {kwargs!r}")
     found = dict(kwargs or {})
     own = sorted(_OWN & found.keys())
     if own:
@@ -245,7 +248,7 @@ def collector_options(
     """
     options = check_kwargs(kwargs, backend)
     if device is not None:
-        options["policy_device"] = torch.device(device)
+        options["policy_device"] = check_device("device", device, here=backend != "ray")
     elif isinstance(policy, nn.Module) and not {"device", "policy_device"} & options.keys():
         found = next((p.device for p in policy.parameters()), torch.device("cpu"))
         options |= {} if found.type == "cpu" else {"policy_device": found}

@@ -171,6 +171,8 @@ def _extra_outputs(
         inputs = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in inputs.items()}
     with torch.no_grad():
         outputs = policy(**inputs)
+    if outputs is None:
+        raise TypeError(f"policy {name_of(policy)} must return the action, but it returned None")
     count = len(outputs) if isinstance(outputs, tuple) else 1
     if count < len(actions):
         raise TypeError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 from tensordict import TensorDictBase
@@ -15,7 +16,7 @@ class RandomPolicy:
 
     Args:
         action_spec: spec of the action, or a composite of the specs of several actions. If None,
-            a collector sets it from its environment.
+            each collector uses the spec of its own environment.
         action_key: key of the action; not used if ``action_spec`` is a composite.
 
     Examples:
@@ -27,6 +28,8 @@ class RandomPolicy:
         torch.Size([2])
     """
 
+    _found: Any = None
+
     def __init__(
         self, action_spec: Any = None, action_key: str | tuple[str, ...] = "action"
     ) -> None:
@@ -37,6 +40,16 @@ class RandomPolicy:
         """Copies the action spec of ``env`` if this policy has no action spec."""
         if self.action_spec is None:
             self.action_spec = env.full_action_spec.clone()
+
+    def with_spec_of(self, env: Any) -> RandomPolicy:
+        """Returns a policy with the action spec of ``env``; this one if it was made with a spec.
+
+        This policy shows the last spec found in this way. Policies of other collectors keep theirs.
+        """
+        if self.action_spec is not self._found:
+            return self
+        self.action_spec = self._found = env.full_action_spec.clone()
+        return copy(self)
 
     def __call__(self, td: TensorDictBase) -> TensorDictBase:
         """Writes random actions into ``td`` and returns it.

@@ -132,6 +132,8 @@ class RayCollector(ClusterCollector):
             options["num_workers"] = self.remote.num_collectors or count
         if options.get("start_method") is not None:
             raise RAY_START.error("start_method", options["start_method"])
+        # A cluster takes seconds to start.
+        self._check_given(policy, more, options)
         started = connect(self.remote.ray_init_config)
         try:
             super().__init__(create_env_fn, policy, *more, **options)
