@@ -378,7 +378,7 @@ class RemoteWorker(Worker):
         self.out_of_reach = True
         # If the worker can be reached again, this signal ends it.
         self.signals.send(Frame(KILL))
-        self._lost_because = why
+        self._lost_because = self._lost_because or why
         self.answers.hang_up()
         if not self._joined:
             self._cut_off(why)
