@@ -228,6 +228,8 @@ def test_hooks_can_be_set_later():
         next(iterator)
         collector.pre_collect_hook = lambda: events.append("pre")
         collector.set_post_collect_hook(events.append)
+        with pytest.raises(TypeError, match="hook must be callable, but it is int: 3"):
+            collector.set_post_collect_hook(3)
         batch = next(iterator)
         collector.pre_collect_hook = None
         collector.post_collect_hook = None

@@ -296,6 +296,11 @@ def test_all_arguments_of_the_command_line_are_explained(command: type) -> None:
     assert not missing
 
 
+def test_the_first_page_names_all_pages() -> None:
+    named = set(re.findall(r"\]\(([\w-]+\.md)", (ROOT / "docs/index.md").read_text()))
+    assert named == {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
+
+
 def test_links_of_the_readme_lead_somewhere() -> None:
     # MkDocs checks the links of the other pages.
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from typing_extensions import override
 from trawl.collectors.arguments import accepts, describe
 from trawl.collectors.local.first_ready import check_pool_options, pool_batching, pool_of
 from trawl.collectors.multi import MultiAsyncCollector
-from trawl.collectors.options import check_names
+from trawl.collectors.options import check_callable, check_names
 from trawl.collectors.serving_options import (
     DEFAULT_SERVING,
     AsyncBatchedArguments,
@@ -147,7 +147,7 @@ class InferenceProcessCollector(MultiAsyncCollector):
     @override
     def set_post_collect_hook(self, hook: Callable[[Any], Any] | None) -> None:
         # This process delivers the batches, while the inference process collects ahead.
-        self.parts.outbox.hook = hook
+        self.parts.outbox.hook = check_callable("hook", hook)
 
     @property
     def server_backend(self) -> str:

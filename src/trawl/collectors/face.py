@@ -24,6 +24,7 @@ from trawl.collectors.driver.outbox import BatchOutbox
 from trawl.collectors.driver.parts import of_part
 from trawl.collectors.driver.state import CollectorState
 from trawl.collectors.driver.weights import POLICY, CollectorWeights, live_weights
+from trawl.collectors.options import check_callable
 from trawl.collectors.watch import watching
 from trawl.collectors.watch.figures import Figures
 from trawl.collectors.watch.profile import ProfileConfig, Profiling
@@ -328,7 +329,7 @@ class CollectorParts(IterableDataset[Any], ABC):
 
     def set_post_collect_hook(self, hook: Callable[[Any], Any] | None) -> None:
         """Sets the function that is called with each delivered batch; None removes it."""
-        self.post_collect_hook = hook
+        self.post_collect_hook = check_callable("hook", hook)
 
     def add_close_callback(self, callback: Callable[[Self], object]) -> None:
         """Adds a function that is called with the collector, once the collector is closed.
