@@ -250,16 +250,6 @@ def _read(path: str) -> None:
     Path(path).read_bytes()
 
 
-def test_who_waits_for_the_user_is_not_silent(tmp_path: Path) -> None:
-    crew = Crew(tmp_path)
-    nothing = threading.Event()
-    with collector_of(crew, True, total_frames=-1, worker_timeout=2.0) as collector:
-        crew.add(collector.next())
-        nothing.wait(3)
-        crew.add(collector.next())
-        assert collector.stats()["restarts"] == 0
-
-
 @ASYNC
 def test_who_does_not_close_is_killed(
     tmp_path: Path, sync: bool, monkeypatch: pytest.MonkeyPatch

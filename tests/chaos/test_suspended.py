@@ -89,6 +89,18 @@ def test_workers_are_not_blamed_for_it(suspension: Suspension, gate: Any) -> Non
         assert collector.stats()["restarts"] == 0
 
 
+def test_who_waits_for_the_user_is_not_silent(suspension: Suspension) -> None:
+    """Also if others are asked meanwhile."""
+    options: dict[str, Any] = {"num_workers": 2, "frames_per_batch": 20, "worker_timeout": LIMIT}
+    with MultiSyncCollector(NumberedEnv, act, **options) as collector:
+        collector.next()
+        for _ in range(3):
+            suspension.pass_by()
+            assert collector._pool.call({0: (type,)}).keys() == {0}
+        collector.next()
+        assert collector.stats()["restarts"] == 0
+
+
 def test_processes_of_environments_are_not_blamed_for_it(suspension: Suspension, gate: Any) -> None:
     """One of them is in a step while the user has the frames of the other one."""
     with AsyncBatchedCollector(

@@ -440,9 +440,9 @@ def test_who_sent_may_wait_until_a_collector_has_taken_it(cls, scheme):
     with collector(cls, weight_recv_schemes={"policy": learner.end}) as made:
         learner.scheme.send_async(Chooser(3))
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(learner.scheme.wait_async, 20.0)
+            waiting = pool.submit(learner.scheme.wait_async, PATIENCE)
             assert settled(made) == [({3}, 1)] * workers_of(cls)
-            waiting.result(20.0)
+            waiting.result(PATIENCE)
         learner.scheme.wait_async(0)
 
 
