@@ -33,7 +33,6 @@ LAYERS = [
         "lean",
         "memory",
         "paths",
-        "polling",
         "registry",
         "schema",
         "stacked_frames",
