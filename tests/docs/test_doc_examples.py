@@ -56,6 +56,7 @@ from trawl.extras.cli.arguments import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
+LOOKALIKES = Path(__file__).parent / "lookalikes"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMPARE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 # Languages of blocks. Any other language is an error, because its blocks would silently not run.
@@ -121,7 +122,8 @@ def untouched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     monkeypatch.setattr(
         tempfile, "mkdtemp", lambda *to, **more: mkdtemp(*to, **(more if to or more else here))
     )
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    # Simulators that need a GPU have stand-ins with the same interface.
+    monkeypatch.setattr(sys, "path", [*sys.path, str(LOOKALIKES)])
     monkeypatch.setenv("COLUMNS", "100")
     modules = set(sys.modules)
     # Silences TorchRL. The variable is for the case that it is imported only later.

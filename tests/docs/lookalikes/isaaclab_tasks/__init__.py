@@ -1,0 +1,1 @@
+"""Tasks by name."""

@@ -1,0 +1,1 @@
+"""A stand-in with the interface of ManiSkill, which needs SAPIEN and Vulkan."""
