@@ -33,6 +33,7 @@ LAYERS = [
         "lean",
         "memory",
         "paths",
+        "polling",
         "registry",
         "schema",
         "stacked_frames",

@@ -30,10 +30,11 @@ from trawl.collectors.torchrl import register_collectors
 from trawl.collectors.watch.figures import Figures
 from trawl.collectors.watch.profile import Profiling
 from trawl.collectors.watch.timeline import Tracing
-from trawl.collectors.watch.watching import Watch, is_polling
+from trawl.collectors.watch.watching import Watch
 from trawl.data.sinks.base import Sink
 from trawl.interrupts import DeferredInterrupt, check_interrupt, is_deferred
 from trawl.observe.trace_options import TraceOptions
+from trawl.polling import is_polling
 
 #: Which statistics ``stats()`` returns.
 View = Literal["aggregate", "per_worker", "both"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -12,41 +11,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 from trawl.collectors.watch.times import DriverTimes, TurnClock
 from trawl.observe.bottleneck import Bottleneck, bottleneck_of
 from trawl.observe.episodes import LoggedValues, RecentEpisodes
+from trawl.polling import full_stats
 
 if TYPE_CHECKING:
     from trawl.observe.report import Report
+
 
 #: Entry of a state with the newest episodes, and with the values that the user logged.
 WATCHED = "watched"
 # The system is asked at most this often, in seconds.
 _INTERVAL = 1.0
-# Its `polls` is True while this thread is in `poll`.
-_thread = threading.local()
-
-
-def full_stats(collector: Any) -> dict[str, Any]:
-    """Returns a collector's ``stats()``, with those of each worker if it has workers."""
-    view = ("both",) if getattr(collector, "num_workers", 0) else ()
-    facts: dict[str, Any] = collector.stats(*view)
-    return facts
-
-
-def poll(collector: Any) -> dict[str, Any]:
-    """Returns :func:`full_stats` for an observer, to whom errors of the collection don't belong.
-
-    ``stats()`` raises an error that ended collection in the background, once. Here, the error is
-    left for the learner.
-    """
-    _thread.polls = True
-    try:
-        return dict(full_stats(collector))
-    finally:
-        _thread.polls = False
-
-
-def is_polling() -> bool:
-    """Returns True while this thread is in :func:`poll`."""
-    return getattr(_thread, "polls", False)
 
 
 class Watch:

@@ -12,8 +12,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, SupportsInt
 
 from trawl.checks import check_seconds, seconds_above_zero
-from trawl.collectors.watch.watching import poll
 from trawl.extras.monitors.sinks import FunctionSink, LoggerSink, StatsSink
+from trawl.polling import poll
 from trawl.threads import stop_at_exit
 
 # Seconds after which the user is told what a call waits for.

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from tensordict import TensorDictBase
 
-from trawl.collectors.watch.watching import poll
 from trawl.observe.bottleneck import Bottleneck
 from trawl.observe.episodes import EpisodeStats
+from trawl.polling import poll
 
 # Seconds after which a batch compares its count of frames with that of the collector.
 _SETTLED = 1.0
