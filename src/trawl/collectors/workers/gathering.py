@@ -62,6 +62,8 @@ class Gathering:
         self._weights: WorkersWeights = collector.parts.weights
         self.normalization: Normalization | None = None
         self._cut_ids: list[int] = []
+        sampled = self._config.samples_per_insert is not None
+        self._looks_ahead = self._sync and bool(self._config.prefetch or sampled)
         self.demand = Demand(self._config, self._budget, collector.parts.background)
         self.scheduler: Scheduler = (
             SyncScheduler(pool, self._config.preemptive_threshold, self.demand)
@@ -110,7 +112,7 @@ class Gathering:
         units = scheduler.units if scheduler.whole_steps else None
         parts = limited(collected, self._budget.left(), units)
         self._count(parts, 0 if self._outbox.whole is not None else 1)
-        if self._sync:
+        if self._looks_ahead:
             self._look_ahead(parts)
         self._weights.count_lags(parts)
         if self.workers_write:
@@ -125,7 +127,7 @@ class Gathering:
     def _look_ahead(self, parts: Sequence[WorkerBatch]) -> None:
         """Requests the next batch, which workers collect while the learner uses these parts.
 
-        Without ``prefetch=1``, or if no more is wanted yet, only the reason is noted, if any.
+        Without ``prefetch=1``, or if no more is wanted yet, only the reason is noted.
         """
         sender, scheduler = self._weights.sender, self.scheduler
         if self._config.prefetch:
