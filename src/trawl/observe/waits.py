@@ -1,4 +1,4 @@
-"""Where a collector's time goes, and why batches are late: all parts and reasons, by name.
+"""Parts of a collector's time, and reasons why batches are late: all of them, by name.
 
 The parts are measured in ``rollout/times.py`` and ``collectors/watch/times.py``. From them,
 ``bottleneck.py`` finds which of the ``LIMITS`` holds. Workers are asked for batches, or are not for
