@@ -4,6 +4,7 @@ import os
 import socket
 from pathlib import Path
 
+import cli_envs
 import gymnasium
 import nursery
 import pytest
@@ -74,6 +75,8 @@ REFUSALS = [
     ("evaluate NoSuch-v1", "environment NoSuch-v1 can't be made"),
     ("tune NoSuch-v1", "environment NoSuch-v1 can't be made"),
     ("collect cli_envs:nothing", "module 'cli_envs' has no attribute 'nothing'"),
+    (f"collect {cli_envs.__file__}:spend_steps",
+     "/cli_envs.py has no attribute 'spend_steps'; did you mean spends_steps?"),
     ("collect cli_envs:NUMBER", ": NUMBER must be a function, but it is int"),
     ("collect cli_envs:fails", "can't be made: ZeroDivisionError: no environment today"),
     ("collect nowhere:make", "No module named 'nowhere'"),

@@ -11,7 +11,11 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from trawl.checks import did_you_mean
 from trawl.extras.cli.errors import CliError, describe, message_of
+
+# Beginning of the names of modules that were loaded from files.
+_PREFIX = "trawl_file_"
 
 
 def search_here() -> None:
@@ -70,7 +74,12 @@ def find(what: str, module: ModuleType, name: str) -> Any:
     try:
         return operator.attrgetter(name)(module)
     except AttributeError as error:
-        raise CliError(f"{what}: {message_of(error)}") from error
+        reason = message_of(error)
+        if module.__name__.startswith(_PREFIX):
+            # The user knows the file, but not the name of its module.
+            reason = reason.replace(f"module {module.__name__!r}", str(module.__file__))
+        known = [one for one in vars(module) if not one.startswith("_")]
+        raise CliError(f"{what}: {reason}{did_you_mean([name], known, 1)}") from error
 
 
 def _from_file(path: str) -> ModuleType:
@@ -78,7 +87,7 @@ def _from_file(path: str) -> ModuleType:
     folder, file = os.path.split(path)
     # A unique name, because another module may have the name of the file.
     digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]
-    name = f"trawl_file_{digest}_{file.removesuffix('.py')}"
+    name = f"{_PREFIX}{digest}_{file.removesuffix('.py')}"
     if name in sys.modules:
         return sys.modules[name]
     if folder not in sys.path:
