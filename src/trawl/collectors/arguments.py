@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
-from trawl.collectors.config import CollectorConfig
+from trawl.collectors.config import CollectorConfig, PolicyLike
 from trawl.collectors.multi_config import MultiConfig
 from trawl.collectors.options import meanings
-from trawl.collectors.types import PolicyLike
 from trawl.docstrings import entries
 from trawl.envs.types import DeviceLike, EnvKwargs, EnvSources
 

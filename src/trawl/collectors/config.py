@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from tensordict.nn import InteractionType
 from torch import nn
@@ -33,7 +33,6 @@ from trawl.collectors.options import (
     switch_or,
     validate,
 )
-from trawl.collectors.types import SupportsStop, SupportsVersion, SupportsWrite, Switch
 from trawl.envs.batches.batched import check_env_kwargs
 from trawl.envs.frame_stack import FrameStackLike, as_frame_stack
 from trawl.envs.reset_kwargs import ResetKwargs, check_reset_kwargs
@@ -46,10 +45,42 @@ from trawl.rollout.policy.random_policy import RandomPolicy
 from trawl.supported import STORAGE_FRAMES, check
 from trawl.weights.scheme import WeightSyncScheme
 
+#: A TensorDict module, an ``nn.Module`` or a function.
+PolicyLike = Callable[..., Any]
+#: A bool that turns a function on or off, or keyword arguments with which the function is called.
+Switch = bool | Mapping[str, Any]
 # Pyright treats the members of InteractionType as strings.
 ExplorationKind: TypeAlias = (
     InteractionType | Literal["mode", "median", "mean", "random", "deterministic"]
 )
+
+
+class SupportsWrite(Protocol):
+    """A sink, which stores batches on disk."""
+
+    def write(self, batch: Any, /) -> Any:
+        """Stores a batch."""
+
+    def close(self, *, complete: bool) -> Any:
+        """Finishes the stored data."""
+
+
+class SupportsStop(Protocol):
+    """An interruptor, which can end a batch early."""
+
+    def collection_stopped(self) -> bool:
+        """Returns True if the batch should end."""
+
+
+class SupportsVersion(Protocol):
+    """A counter of a policy's versions, such as :class:`~trawl.collectors.PolicyVersion`."""
+
+    @property
+    def version(self) -> Any:
+        """The current version."""
+
+    def increment_version(self) -> Any:
+        """Advances to the next version."""
 
 
 def _total(name: str, value: Any) -> float:

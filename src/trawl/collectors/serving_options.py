@@ -8,10 +8,9 @@ from functools import partial
 from typing import Any, Literal
 
 from trawl.checks import check_number, check_seconds, did_you_mean, seconds_above_zero
-from trawl.collectors.config import CollectorConfig
+from trawl.collectors.config import CollectorConfig, PolicyLike
 from trawl.collectors.local.first_ready import VERSION, pool_of
 from trawl.collectors.options import Check, at_least, option, validate
-from trawl.collectors.types import PolicyLike
 from trawl.devices import check_device
 from trawl.envs.batches.batched import arguments_of
 from trawl.envs.batches.serial import build_env
