@@ -380,7 +380,8 @@ class RemoteWorker(Worker):
         self.signals.send(Frame(KILL))
         self._lost_because = self._lost_because or why
         self.answers.hang_up()
-        if not self._joined:
+        # Otherwise the thread does, after what has come.
+        if not (self._joined and self.thread.is_alive()):
             self._cut_off(why)
 
     def _exited(self, reason: str) -> None:
@@ -401,7 +402,9 @@ class RemoteWorker(Worker):
         Those that have come are read, however long this process has taken, or was suspended.
         """
         count, unread = self.answers.received()
-        if unread or count > received:
+        if not self.thread.is_alive():
+            self._cut_off()
+        elif unread or count > received:
             _after(_LATE, self._give_up, count)
         else:
             self.answers.hang_up()
