@@ -139,9 +139,10 @@ class Simulator(VectorEnv[Any, Any, Any]):
         if mask is not None and not self.partial:
             raise ValueError("all environments must be reset together, not only some of them")
         self._obs = self._obs.copy()
-        for i in range(self.num_envs) if mask is None else np.flatnonzero(mask):
-            self._begin(int(i))
-        return self._obs.copy(), self._infos()
+        begun = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
+        for i in begun:
+            self._begin(i)
+        return self._obs.copy(), self._infos(begun)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Steps all environments, or resets them, as the mode says."""
@@ -157,9 +158,12 @@ class Simulator(VectorEnv[Any, Any, Any]):
             self._obs[i] = player.observe(int(action))
             over[i] = terminated[i] or truncated[i]
         if self.mode is AutoresetMode.SAME_STEP and over.any():
-            final, final_infos = self._obs.copy(), self._infos()
-            for row in np.flatnonzero(over):
-                self._begin(int(row))
+            # In the rows of the others, it may have any numbers.
+            ended = np.flatnonzero(over).tolist()
+            final, final_infos = self._obs.copy(), self._infos(ended)
+            final[~over] = 7
+            for row in ended:
+                self._begin(row)
             infos = {**self._infos(), "final_obs": final, "_final_obs": over}
             infos |= {"final_info": final_infos, "_final_info": over} if final_infos else {}
             return self._obs.copy(), rewards, terminated, truncated, infos
@@ -171,8 +175,9 @@ class Simulator(VectorEnv[Any, Any, Any]):
         self._obs[i] = self.players[i].observe()
         self._over[i] = False
 
-    def _infos(self) -> dict[str, Any]:
-        infos = [player.info() for player in self.players]
+    def _infos(self, rows: Sequence[int] | None = None) -> dict[str, Any]:
+        told = range(self.num_envs) if rows is None else rows
+        infos = [player.info() if i in told else {} for i, player in enumerate(self.players)]
         found = _stacked(infos)
         return {**found, **{f"_{name}": np.array([name in one for one in infos]) for name in found}}
 
