@@ -9,7 +9,6 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from tests.oracle.comparing import Case, collector_of
-from tests.oracle.continuing import saved
 from trawl.backends import InlineBackend
 from trawl.collectors import Collector, MultiSyncCollector, NormalizeObservation, NormalizeReward
 from trawl.testing.oracle import Options
@@ -39,12 +38,10 @@ def equal(one, other):
     return all(bool((a == b).all()) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("prefetch", [0, 1])
-@pytest.mark.parametrize("method", ["messages", "forkserver"])
-def test_one_seed_gives_equal_batches_everywhere(method, prefetch):
+def test_one_seed_gives_equal_batches_in_processes():
     found = []
-    for how in ("inline", method):
-        with make(method=how, prefetch=prefetch, total_frames=320) as collector:
+    for how in ("inline", "forkserver"):
+        with make(method=how, prefetch=1, total_frames=320) as collector:
             collector.set_seed(3)
             found.append(list(collector))
     assert len(found[0]) == 4
@@ -77,23 +74,6 @@ def test_first_observations_after_a_seed_have_the_statistics_of_all_workers():
         first = collector.next()["observation"][:, 0, :2].double().numpy()
     squares = np.square(first * np.sqrt(shared.var[:2] + 1e-8) + shared.mean[:2]).sum(-1)
     np.testing.assert_allclose(squares, 1, atol=1e-4)
-
-
-@pytest.mark.parametrize("options", [{}, {"prefetch": 1}], ids=["plain", "prefetch"])
-def test_a_state_resumes_to_the_bit(options):
-    with make(**options) as one:
-        one.set_seed(0)
-        batches(one, 2)
-        state = saved(one.state_dict())
-        expected = batches(one, 2)
-        last = one.normalization.state_dict()
-    with make(**options) as other:
-        other.load_state_dict(state)
-        assert equal(batches(other, 2), expected)
-        again = other.normalization.state_dict()
-    assert state["normalization"]["statistics"][0]["count"] == 160
-    for one, same in zip(last["statistics"], again["statistics"], strict=True):
-        assert all(torch.equal(one[name], same[name]) for name in ("mean", "deviations"))
 
 
 def test_a_state_of_other_statistics_is_refused():

@@ -159,25 +159,6 @@ class DiesOnce(NumberedEnv):
 # --- frames
 
 
-@pytest.mark.parametrize("method", ["inline", "messages"])
-def test_the_frames_are_those_of_a_run_without(method):
-    def run(prefetch):
-        torch.manual_seed(0)
-        collector = make(
-            create_env_fn=["Pendulum-v1"] * 2,
-            policy=Noisy(),
-            frames_per_batch=30,
-            total_frames=120,
-            start_method=method,
-            prefetch=prefetch,
-        )
-        collector.set_seed(1)
-        with collector:
-            return list(collector)
-
-    assert all(same(one, other) for one, other in zip(run(0), run(1), strict=True))
-
-
 class Noisy(nn.Module):
     def forward(self, observation):
         return torch.randn(*observation.shape[:-1], 1)
@@ -187,16 +168,6 @@ def test_nothing_is_requested_beyond_the_budget():
     with ahead(total_frames=30) as collector:
         assert len(list(collector)) == 3
         assert collector.stats()["worker_frames"] == 30
-
-
-def test_random_frames_are_counted_as_without():
-    def run(prefetch):
-        with make(
-            policy=Chooser(3), init_random_frames=20, total_frames=50, prefetch=prefetch
-        ) as collector:
-            return [actions(batch) == {3} for batch in collector]
-
-    assert run(1) == run(0) == [False, False, True, True, True]
 
 
 def test_late_parts_come_with_the_next_batch():

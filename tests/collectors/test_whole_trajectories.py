@@ -117,26 +117,6 @@ def test_a_fake_batch_has_the_layout_of_a_real_one(layout: str) -> None:
 # --- what cuts trajectories off
 
 
-def test_a_reset_drops_what_is_unfinished() -> None:
-    episodes = Episodes(lambda env, episode: 5)
-    with make(env(lengths=[5]), frames_per_batch=3, trajs_per_batch=1) as collector:
-        episodes.add(collector.next())
-        collector.reset()
-        episodes.add(collector.next())
-    assert episodes.found == [(0, 0), (0, 2)]
-
-
-def test_a_reset_of_one_environment_leaves_the_others() -> None:
-    source = [env(i, [5]) for i in range(2)]
-    episodes = Episodes(lambda env, episode: 5)
-    with make(source, frames_per_batch=6, trajs_per_batch=1) as collector:
-        episodes.add(collector.next())
-        collector.reset([0])
-        for _ in range(3):
-            episodes.add(collector.next())
-    assert episodes.found == [(0, 0), (1, 0), (1, 1), (0, 2)]
-
-
 def test_frames_that_others_took_leave_a_hole() -> None:
     episodes = Episodes(cycling([4, 2]))
     with make(env(lengths=[4, 2]), frames_per_batch=3, trajs_per_batch=1) as collector:
@@ -168,17 +148,6 @@ def test_what_a_reset_truncates_is_an_end_if_it_is_told() -> None:
 def _multi(cls: Any, source: Any, **options: Any) -> Any:
     options = {"start_method": "inline", "trajs_per_batch": 2, "traj_format": "cat", **options}
     return cls([source], by_step(), **options)
-
-
-def test_a_batch_that_was_broken_off_is_a_piece_as_well() -> None:
-    asked = count()
-    with make(interruptor=lambda: next(asked) % 3 == 2, total_frames=63) as collector:
-        episodes = Episodes(cycling(LENGTHS))
-        for batch in collector:
-            episodes.add(batch)
-        assert collector.stats()["frames"] >= 63
-    assert episodes.found == [(0, i) for i in range(len(episodes.found))]
-    assert len(episodes.found) >= 18
 
 
 # --- replay buffers

@@ -257,13 +257,10 @@ def self_resetting(first):
 @pytest.mark.parametrize(
     ("source", "each", "options"),
     [
-        ("CartPole-v1", 2, {}),
-        ("Pendulum-v1", 1, {"max_frames_per_traj": 7}),
-        ("Pendulum-v1", 2, {"compact_obs": True}),
-        ("Pendulum-v1", 1, {"policy": in_bfloat16}),
-        (NumberedEnv, 2, {"reset_at_each_iter": True}),
+        ("CartPole-v1", 2, {"reset_at_each_iter": True}),
+        ("Pendulum-v1", 1, {"policy": in_bfloat16, "max_frames_per_traj": 7}),
         (ImageEnv, 1, {"max_frames_per_traj": 3}),
-        (NestedEnv, 3, {}),
+        (NestedEnv, 3, {"compact_obs": True}),
         (RaggedEnv, 1, {"max_frames_per_traj": 3}),
         (self_resetting, 2, {}),
     ],

@@ -141,6 +141,8 @@ class Case:
     @property
     def in_step(self) -> dict[str, Any]:
         """Options with which environments of a collector are ready in the same order each time."""
+        if self.of_pool:
+            return {}
         every = 2 if self.kind.kind.together > 1 else 3
         ready = {"min_batch_size": every, "server_timeout": math.inf}
         return ready if self.place.startswith("ready") else {}
@@ -288,13 +290,12 @@ def collector_of(case: Case, **more: Any) -> Any:
     given = {**arguments(case.options), **DELIVERIES.get(case.delivery, {}), **case.further, **more}
     if case.place == "one":
         return Collector(sources[0], policy_of(case), **given)
-    if case.place.startswith("ready"):
-        sources = [makers_of(case, envs) for envs in case.envs]
     if case.place == "ready":
-        given = {"env_backend": "threading", **given}
+        sources, given = [makers_of(case, case.envs[0])], {**threads_of(case), **given}
         return AsyncBatchedCollector(sources[0], policy=policy_of(case), **given)
     if case.place == "ready_sync":
-        sources = [partial(ParallelEnv, len(one), one, backend="thread") for one in sources]
+        makers = [makers_of(case, envs) for envs in case.envs]
+        sources = [partial(ParallelEnv, len(one), one, backend="thread") for one in makers]
         given["collector_class"] = AsyncBatchedCollector
     cls, method = PLACES[case.place]
     if issubclass(cls, MultiSyncCollector):
@@ -302,8 +303,15 @@ def collector_of(case: Case, **more: Any) -> Any:
     return cls(sources, policy_of(case), start_method=method, **given)
 
 
-def makers_of(case: Case, envs: Sequence[int]) -> list[Any]:
-    """Returns functions that make the environments of an ``AsyncBatchedCollector``."""
+def threads_of(case: Case) -> dict[str, Any]:
+    """Returns what puts the environments of an ``AsyncBatchedCollector`` into threads."""
+    return {} if case.of_pool else {"env_backend": "threading"}
+
+
+def makers_of(case: Case, envs: Sequence[int]) -> Any:
+    """Returns functions that make the environments of an ``AsyncBatchedCollector``, or a pool."""
+    if case.of_pool:
+        return case.kind.make(case.script, envs)
     size = 2 if case.kind.kind.together > 1 else 1
     parts = [envs[i : i + size] for i in range(0, len(envs), size)]
     made = [case.kind.make(case.script, part) for part in parts]
@@ -361,7 +369,7 @@ def first_episodes(
     frames = 60 if case.on_their_own else len(envs)
     if ready:
         source, policy = makers_of(case, list(envs)), policy_of(case)
-        options = {"env_backend": "threading", "frames_per_batch": frames, **case.in_step}
+        options = {**threads_of(case), "frames_per_batch": frames, **case.in_step}
         made: Any = AsyncBatchedCollector(source, policy=policy, **options)
     else:
         source = case.kind.make(case.script, list(envs))

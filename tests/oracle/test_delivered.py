@@ -48,7 +48,7 @@ FACTORS: dict[str, list[Any]] = {
     "levels": [False, True, "late"],
     "masks": [False, True],
     "failures": [False, True],
-    "memory": [None, "use_buffers=False", "return_same_td"],
+    "memory": [None, "use_buffers=False", "return_same_td", "ahead"],
 }
 
 
@@ -86,6 +86,7 @@ def case_of(chosen: dict[str, Any]) -> Case:
     memory = {
         "use_buffers=False": {"use_buffers": False},
         "return_same_td": {"return_same_td": True},
+        "ahead": {"prefetch": 1},
     }
     return Case(
         chosen["face"],
@@ -149,10 +150,11 @@ def allowed(case: dict[str, Any]) -> bool:
         own and workers and chosen["reset_at_each_iter"],
         own and workers and chosen["set_truncated"] and (delivery != "rows" or place == "async"),
         own and workers and late and normalize,
-        face in POOLS and ready,
+        face in POOLS and place == "ready_sync",
+        chosen["memory"] == "ahead" and not place.startswith("sync"),
         own and (whole or delivery == "split") and normalize,
         ((own and whole) or face in POOLS) and chosen["reset_at_each_iter"],
-        ready and not has_rows(face),
+        ready and not has_rows(face) and face not in POOLS,
         # A batch may end with some of the results of a vector environment's step.
         ready and KINDS[face].kind.together > 1 and chosen["reset_at_each_iter"],
         chosen["levels"] and face in ("dm_env", *TORCHRL),
@@ -181,6 +183,7 @@ LATER = (
     "ready",
     "ready_sync",
     "late",
+    "ahead",
 )
 FIRST = {name: [one for one in values if one not in LATER] for name, values in FACTORS.items()}
 

@@ -8,8 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torchrl.data import LazyTensorStorage, ReplayBuffer
 
-from tests.oracle.comparing import TORCHRL, Case, Ids, check_frames, collector_of, oracles
+from tests.oracle.comparing import (
+    TORCHRL,
+    Case,
+    Ids,
+    Rows,
+    check_frames,
+    collector_of,
+    compare_whole,
+    oracles,
+)
 from trawl.supported import Trait
 from trawl.testing.faces import FACES
 from trawl.testing.oracle import IDS, Options
@@ -44,6 +54,7 @@ def cases(face: str) -> list[Case]:
             face,
             Options(frames_per_batch=(12, 15)[number % 2], **one),
             policy="recurrent" if one.get("recurrent") else "module",
+            delivery="buffer_whole" if one.get("padding") else "rows",
             levels=told and number % 2 == 0,
             masks=told and face != "jax" and number % 2 == 1,
         )
@@ -62,7 +73,11 @@ def test_resets_and_interruptions_between_batches(face) -> None:
     for number, case in enumerate(cases(face)):
         (oracle,) = oracles(case)
         rounds, ids, left = oracle.batches(), Ids(), count(1)
-        with collector_of(case, interruptor=lambda: next(left) == oracle.most) as collector:  # noqa: B023
+        whole: list[Rows] = []
+        more: dict[str, Any] = {"interruptor": lambda: next(left) == oracle.most}  # noqa: B023
+        if case.delivery == "buffer_whole":
+            more["replay_buffer"] = buffer = ReplayBuffer(storage=LazyTensorStorage(1000))
+        with collector_of(case, **more) as collector:
             for turn, (what, steps) in enumerate(PLAN):
                 if what is not None and partly and what != "all":
                     rows = [(number + turn) % 2, 2][: 1 + (what == "some")]
@@ -73,7 +88,13 @@ def test_resets_and_interruptions_between_batches(face) -> None:
                     collector.reset()
                     oracle.reset(range(len(case.envs[0])))
                 oracle.most, left = steps or float("inf"), count(1)
-                check_batch(case, next(rounds), collector.next(), ids)
+                rows, batch = next(rounds), collector.next()
+                if case.delivery == "rows":
+                    check_batch(case, rows, batch, ids)
+                else:
+                    whole.append(rows)
+        if whole:
+            compare_whole(case, [buffer[:]], whole, ids, len(whole))
 
 
 def check_batch(case: Case, rows: Any, batch: Any, ids: Ids) -> None:

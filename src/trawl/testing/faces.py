@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
 from trawl.envs import GymEnv, ParallelEnv, PettingZooEnv, TorchVectorEnv
 from trawl.envs.build import adapted
@@ -123,7 +124,10 @@ def _tensors(script: Script, envs: Sequence[int], mode: str) -> Any:
 
 
 def _pool(script: Script, envs: Sequence[int], mode: str) -> Any:
-    return _adapted(GymEnv, ScriptedPool(script, envs, mode, 1), script)
+    pool = ScriptedPool(script, envs, mode, 2 if mode == "SameStep" else 1)
+    # It can be reset only once, so its infos can't be found out.
+    level = spaces.Box(-np.inf, np.inf, (), np.float32)
+    return GymEnv(pool, info_keys={"level": level}) if script.levels else pool
 
 
 def _source(script: Script, envs: Sequence[int], mode: str, device: str | None = None) -> Any:
