@@ -25,12 +25,15 @@ def test_a_trace_is_written_after_the_batches_asked_for(tmp_path) -> None:
     assert any(str(event.get("name")).startswith("aten::") for event in events)
 
 
-def test_the_trace_goes_to_the_function_given() -> None:
+@pytest.mark.parametrize(("workers", "count"), [(None, 1), ([1], 0)])
+def test_the_trace_of_these_workers_goes_to_the_function_given(workers, count) -> None:
     profiles = []
+    options = {"num_rollouts": 1, "warmup_rollouts": 0, "on_trace_ready": profiles.append}
     with collector() as source:
-        source.enable_profile(num_rollouts=1, warmup_rollouts=0, on_trace_ready=profiles.append)
+        source.enable_profile(workers=workers, **options)
         source.next()
-    assert profiles[0].key_averages()
+    assert len(profiles) == count
+    assert all(one.key_averages() for one in profiles)
 
 
 def test_disabling_ends_the_profile() -> None:
@@ -44,16 +47,6 @@ def test_disabling_ends_the_profile() -> None:
         source.disable_profile()
         assert len(profiles) == 1
         assert source.profile_config is None
-
-
-def test_other_workers_are_not_profiled() -> None:
-    profiles = []
-    with collector() as source:
-        source.enable_profile(
-            workers=[1], num_rollouts=1, warmup_rollouts=0, on_trace_ready=profiles.append
-        )
-        source.next()
-    assert not profiles
 
 
 def test_it_must_be_enabled_before_the_first_batch() -> None:
