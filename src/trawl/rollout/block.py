@@ -36,7 +36,7 @@ _STAGED_BYTES = 1024
 
 
 #: Functions that act in rows, and the plans that they follow, by binder and rows.
-Acts = dict[tuple[Any, int, int], tuple[Any, Callable[[int], None]]]
+Acts = dict[tuple[Any, int, int, bool], tuple[Any, Callable[[int], None], Sequence[Any]]]
 
 
 class StackRows(Protocol):

@@ -28,7 +28,7 @@ from trawl.rollout.checks import action_warnings, check_actions, has_fixed_shape
 from trawl.rollout.episodes import following
 from trawl.rollout.layout import Leaf
 from trawl.rollout.policy.device_transfer import DeviceTransfer
-from trawl.rollout.policy.inputs import InputRows, LazyRows
+from trawl.rollout.policy.inputs import InputCopies, InputRows, LazyRows
 from trawl.rollout.policy.leaves import PolicyLeaves
 from trawl.rollout.policy.outputs import PolicyOutputs
 from trawl.rollout.policy.plan import Plan
@@ -104,18 +104,22 @@ class PolicyBinder:
             return self._random.fill(rows.tensors, start, stop, self._next_row)
         plan = self._policy.plan(self._readable.keys(), self._batch)
         guarded = not self._policy.leaves_inputs_alone
-        # Copies have to be bound anew, because they are of one chunk at a time.
-        acts = None if guarded else rows.acts
-        bound = None if acts is None else acts.get((self, start, stop))
+        acts, chunk = rows.acts, (self, start, stop, guarded)
+        bound = None if acts is None else acts.get(chunk)
         if bound is not None and bound[0] is plan:
-            return bound[1]
+            _, act, copied = bound
+            for copies, source in copied:
+                copies.bind(source)
+            return act
         inputs = [self._input(rows, key, start, stop, guarded) for key in plan.reads]
         writers = [self._writer(rows, key, start, stop) for key in plan.writes]
         act = _act_fn(plan, inputs, writers)
         if acts is not None:
             if len(acts) >= _MOST_ACTS:
                 acts.clear()
-            acts[self, start, stop] = plan, act
+            # Copies are of one chunk at a time.
+            copied = [(one, one.rows) for one in inputs if isinstance(one, InputCopies)]
+            acts[chunk] = plan, act, copied
         return act
 
     def bind_some(

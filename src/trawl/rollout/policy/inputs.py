@@ -102,18 +102,21 @@ class InputCopies:
     Args:
         dtype: dtype of the entry; None for that of its arrays.
         latest: the environment's last observation, if it is this entry; None otherwise.
+
+    Attributes:
+        rows: the rows that are copied.
     """
 
     def __init__(self, dtype: torch.dtype | None, latest: LatestObservation | None = None) -> None:
         self._dtype = dtype
         self.latest = latest
-        self._rows: ArrayRows = np.empty(0)
+        self.rows: ArrayRows = np.empty(0)
         self._copy = np.empty(0)
         self._unused = 0
 
     def bind(self, rows: ArrayRows) -> None:
         """Sets the rows to copy."""
-        self._rows = rows
+        self.rows = rows
         if self._copy.shape != rows.shape[1:] or self._copy.dtype != rows.dtype:
             self._renew()
         if self.latest is not None:
@@ -121,7 +124,7 @@ class InputCopies:
             self.latest.array = None
 
     def _renew(self) -> None:
-        self._copy = np.empty(self._rows.shape[1:], self._rows.dtype)
+        self._copy = np.empty(self.rows.shape[1:], self.rows.dtype)
         # Counted in the same way as in ``__getitem__``, because Python versions count differently.
         self._unused = getrefcount(self._copy)
 
@@ -132,7 +135,7 @@ class InputCopies:
                 return torch.from_numpy(own)
         if getrefcount(self._copy) != self._unused:
             self._renew()
-        self._copy[...] = self._rows[t]
+        self._copy[...] = self.rows[t]
         tensor = torch.from_numpy(self._copy)
         return tensor if self._dtype in (None, tensor.dtype) else tensor.view(self._dtype)
 
