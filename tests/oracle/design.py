@@ -23,19 +23,14 @@ def pairs(factors: Mapping[str, Sequence[Any]], allowed: Allowed) -> set[Any]:
     }
 
 
-def pairwise(
-    factors: Mapping[str, Sequence[Any]], allowed: Allowed, begun: Sequence[Case] = ()
-) -> list[Case]:
+def pairwise(factors: Mapping[str, Sequence[Any]], allowed: Allowed) -> list[Case]:
     """Returns cases that have every pair that can meet.
 
-    The first value of each factor must be possible with all values of the others. The cases that
-    are ``begun`` come first.
+    The first value of each factor must be possible with all values of the others.
     """
     # By their texts, as values of factors may have no order.
     texts = {pair: str(sorted(pair, key=str)) for pair in pairs(factors, allowed)}
-    left, cases, draw = set(texts), list(begun), random.Random(0)
-    for case in cases:
-        left -= {frozenset(pair) for pair in combinations(case.items(), 2)}
+    left, cases, draw = set(texts), list[Case](), random.Random(0)
     while left:
         case: Case = dict(sorted(min(left, key=texts.__getitem__), key=str))
         for factor in draw.sample(list(factors), len(factors)):

@@ -173,30 +173,7 @@ def has_rows(face: str) -> bool:
     return not face.startswith((*others, "agents_parallel", *TORCHRL))
 
 
-# Values that came later. The cases of the others stay the same, so that digests can be compared.
-LATER = (
-    "source",
-    "source_same_step",
-    "source_tensors",
-    "turns",
-    "parts",
-    "ready",
-    "ready_sync",
-    "late",
-    "ahead",
-)
-FIRST = {name: [one for one in values if one not in LATER] for name, values in FACTORS.items()}
-
-
-def allowed_first(case: dict[str, Any]) -> bool:
-    """Returns True if a case was possible before pools had most options, and were in workers."""
-    more = case.get("place", "one") != "one"
-    more |= any(case.get(name) for name in ("limit", "stack", "normalize", "set_truncated"))
-    more |= case.get("delivery") in ("split", "steps", *WHOLE)
-    return allowed(case) and not (case.get("face") in POOLS and more)
-
-
-CASES = pairwise(FACTORS, allowed, pairwise(FIRST, allowed_first))
+CASES = pairwise(FACTORS, allowed)
 
 
 def test_the_design_has_every_pair_that_can_meet() -> None:
