@@ -26,6 +26,7 @@ SPACES = st.builds(
     max_envs=st.none() | st.integers(1, 300),
     sync=st.none() | st.booleans(),
     learner=st.booleans(),
+    compiled=st.booleans(),
 )
 
 
@@ -52,6 +53,17 @@ def test_the_simplest_layout_comes_first(space):
     first = space.initial()[0]
     assert (first.workers, first.envs, first.env_processes) == (0, 1, 0)
     assert first.frames_per_batch == space.frames
+
+
+def test_a_compiled_policy_is_tried_without_compiling():
+    space = SearchSpace(processes=2, frames=1000, compiled=True)
+    first = space.initial()[0]
+    (other,) = (each for each in space.neighbours(first) if not each.compiled)
+    assert other.label == "one process, 1 env, not compiled"
+    assert str(other) == "one process with 1 environment and no compile_policy"
+    assert other.chosen({"compile_policy": True, "device": "cpu"}) == {"device": "cpu"}
+    assert first.chosen({"compile_policy": True}) == {"compile_policy": True}
+    assert all(each.compiled for each in SearchSpace(processes=2, frames=1000).everything())
 
 
 def test_two_cores():

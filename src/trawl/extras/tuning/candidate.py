@@ -23,6 +23,7 @@ class Candidate:
         frames_per_batch: number of frames in a batch.
         sync: True if all workers together make each batch.
         prefetch: number of batches that synchronous workers collect ahead.
+        compiled: False to leave the option ``compile_policy`` out.
 
     Examples:
         >>> from trawl.extras.tuning import Candidate
@@ -39,6 +40,7 @@ class Candidate:
     frames_per_batch: int
     sync: bool = True
     prefetch: int = 0
+    compiled: bool = True
 
     @property
     def total_envs(self) -> int:
@@ -49,7 +51,12 @@ class Candidate:
     def complexity(self) -> tuple[int, ...]:
         """Key that sorts candidates from the simplest to the most complex."""
         processes = self.workers + self.env_processes
-        return (processes, not self.sync, self.prefetch, self.total_envs, self.frames_per_batch)
+        size = self.total_envs, self.frames_per_batch
+        return (processes, not self.sync, self.prefetch, *size, self.compiled)
+
+    def chosen(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns those of a collector's other options that belong to the layout."""
+        return {k: v for k, v in options.items() if self.compiled or k != "compile_policy"}
 
     def options(self, source: Any, env_kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Returns the arguments of :class:`~trawl.Collector` that select this layout.
@@ -90,6 +97,10 @@ class Candidate:
             >>> Candidate(workers=2, envs=4, frames_per_batch=800, sync=False).label
             '2 workers x 4 envs, async'
         """
+        return self._place + ("" if self.compiled else ", not compiled")
+
+    @property
+    def _place(self) -> str:
         if self.env_processes:
             each = self.envs // self.env_processes
             return f"ParallelEnv, {self.env_processes} x {_envs(each)}"
@@ -100,6 +111,10 @@ class Candidate:
         return f"{plural(self.workers, 'worker')} x {_envs(self.envs)}, {order}{ahead}"
 
     def __str__(self) -> str:
+        return self._sentence + ("" if self.compiled else " and no compile_policy")
+
+    @property
+    def _sentence(self) -> str:
         envs = plural(self.envs, "environment")
         if self.env_processes:
             return f"a ParallelEnv of {envs} in {plural(self.env_processes, 'process')}"

@@ -62,6 +62,7 @@ class SearchSpace:
         sync: True or False if workers have to be synchronous or asynchronous; None for both.
         learner: True if a learner works between batches. Only then do one worker and ``prefetch``
             gain anything, because the learner and the worker work at the same time.
+        compiled: True if the policy is compiled. The best layouts are then tried without it, too.
     """
 
     processes: int
@@ -71,6 +72,7 @@ class SearchSpace:
     max_envs: int | None = None
     sync: bool | None = None
     learner: bool = False
+    compiled: bool = False
 
     def initial(self) -> list[Candidate]:
         """Returns the layouts that are measured first.
@@ -101,6 +103,8 @@ class SearchSpace:
             rows.append(self._parallel(count, candidate.envs // candidate.env_processes))
         if not self.fixed_frames and candidate.frames_per_batch < 2 * self.frames:
             rows.append(replace(candidate, frames_per_batch=_LARGER * candidate.frames_per_batch))
+        if self.compiled:
+            rows.append(replace(candidate, compiled=False))
         return self._allowed(rows)
 
     def everything(self) -> list[Candidate]:
@@ -160,6 +164,7 @@ def space_for(
     max_envs: int | None,
     sync: bool | None,
     learner: bool,
+    compiled: bool = False,
 ) -> SearchSpace:
     """Returns the search space for an environment on this machine.
 
@@ -173,6 +178,7 @@ def space_for(
         max_envs: largest number of environments in total; None for no limit.
         sync: restriction to synchronous or asynchronous workers; None for both.
         learner: True if a learner works between batches.
+        compiled: True if the policy is compiled.
     """
     envs = (1,) if batched else _ENVS_THAT_WAIT if waits else _ENVS
     return SearchSpace(
@@ -183,6 +189,7 @@ def space_for(
         max_envs=max_envs,
         sync=sync,
         learner=learner,
+        compiled=compiled,
     )
 
 

@@ -86,7 +86,8 @@ def tune(
         max_envs: largest number of environments in all processes together. None: no limit.
         progress: True to show the progress on stderr.
         **options: options of all measured collectors, such as ``create_env_kwargs``,
-            ``policy_factory``, ``device`` or ``max_frames_per_traj``.
+            ``policy_factory``, ``device`` or ``max_frames_per_traj``. With ``compile_policy``, the
+            best layouts are also measured without it.
 
     Raises:
         TypeError: if an argument is unknown or has the wrong type.
@@ -124,6 +125,7 @@ def tune(
             fixed_frames=frames_per_batch is not None,
             sync=sync,
             learner=learner is not None,
+            compiled=bool(options.get("compile_policy")),
             **limits,
         )
         run = _Trials(create_env_fn, own, learner, options)
@@ -162,7 +164,8 @@ class _Trials:
 
 def _options(candidate: Candidate, source: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments of a collector, with the user's options."""
-    others = {name: value for name, value in options.items() if name != "create_env_kwargs"}
+    others = candidate.chosen(options)
+    others.pop("create_env_kwargs", None)
     return {**candidate.options(source, options.get("create_env_kwargs")), **others}
 
 
@@ -446,7 +449,7 @@ def code_of(
     if candidate.workers:
         name = "MultiSyncCollector" if candidate.sync else "MultiAsyncCollector"
     env = repr(source) if isinstance(source, str) else "make_env"
-    rest = dict(options)
+    rest = candidate.chosen(options)
     names = [name]
     if candidate.env_processes:
         names.append("ParallelEnv")
