@@ -468,7 +468,7 @@ class CollectorConfig:
 
     @property
     def normalize(self) -> NormalizeOptions:
-        """What is normalised, and how."""
+        """The options of normalisation, as one object."""
         observations, rewards = self.normalize_observations, self.normalize_rewards
         return NormalizeOptions(
             observations if isinstance(observations, NormalizeObservation) else None,
