@@ -8,6 +8,7 @@ An environment ends its episodes itself, as terminated or truncated. All other e
 - An environment fails and is rebuilt, or its worker dies: the frame before the failure is the last
   one (``discard_step`` and ``end_open`` in ``episodes.py``, ``data/trajectories.py``).
 - The user wants batches to end like episodes (``set_truncated=True``), although these go on.
+- A trajectory that goes on is written in a format of whole episodes (``data/sinks/episodes.py``).
 
 All of them have the flags written by :func:`mark_cut`, which nothing else does. The reset that
 follows, the ids and the step counts are those of any other end. Environments of TorchRL count and

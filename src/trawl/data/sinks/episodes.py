@@ -14,6 +14,7 @@ from tensordict import TensorDict, TensorDictBase
 from trawl.data.sinks.entries import Entry, from_numbers, from_texts, to_numbers, to_texts
 from trawl.envs.entries.spaces import SpaceCodec, SpaceLeaf
 from trawl.keys import DONE, DONE_KEYS, REWARD, Key, nested, next_of, show_key
+from trawl.rollout.cuts import mark_cut
 
 
 class EpisodeCodec:
@@ -106,7 +107,7 @@ class EpisodeCodec:
         pairs = zip(before, after, strict=True)
         whole = [np.concatenate([one, other[-1:]]) for one, other in pairs]
         done, terminated, truncated = self._ends(rows)
-        truncated[-1] |= cut and not done[-1]
+        mark_cut(truncated[-1:], done[-1:], cut, ended_too=False)
         return {
             "observations": self.observations.decode(whole),
             "actions": self.actions.decode(acted),
