@@ -53,10 +53,9 @@ def resolve(policy: Any, env: Any, trust: bool, frame_stack: FrameStack | None =
         RuntimeError: if the policy has ``in_keys`` and ``out_keys``, but is not a
             ``TensorDictModuleBase``.
     """
-    if not callable(policy):
-        raise TypeError(f"policy must be callable, but it is {type(policy).__name__}: {policy!r}")
     refuse_class(policy)
-    adapt = None if trust else next(one.adapt for one in _KINDS if one.accepts(policy))
+    as_it_is = trust and callable(policy)
+    adapt = None if as_it_is else next(one.adapt for one in _KINDS if one.accepts(policy))
     return policy if adapt is None else adapt(policy, env, frame_stack)
 
 
@@ -78,6 +77,10 @@ def name_of(policy: Any) -> str:
 def _is_client(policy: Any) -> bool:
     """Returns True for a client of an inference server of TorchRL."""
     return type(policy).__module__.startswith("torchrl.") and hasattr(policy, "submit")
+
+
+def _refuse_uncallable(policy: Any, *_: Any) -> Any:
+    raise TypeError(f"policy must be callable, but it is {type(policy).__name__}: {policy!r}")
 
 
 def _has_keys(policy: Any) -> bool:
@@ -186,6 +189,8 @@ def _extra_outputs(
 _KINDS = [
     PolicyKind(lambda policy: isinstance(policy, (TensorDictModuleBase, RandomPolicy))),
     PolicyKind(is_compiled),
+    # Kinds that can't be called, but are adapted, stand before this line.
+    PolicyKind(lambda policy: not callable(policy), _refuse_uncallable),
     PolicyKind(_is_client),
     PolicyKind(_has_keys, _refuse_keys),
     PolicyKind(_takes_tensordict),
