@@ -1,6 +1,8 @@
 """Calling a policy on tensors gives what calling it with a TensorDict gives, bit for bit."""
 
+import gc
 import re
+import weakref
 
 import pytest
 import torch
@@ -307,3 +309,16 @@ def test_a_module_that_gives_too_few_outputs_is_named():
 def test_a_policy_that_writes_nothing_is_not_planned():
     with pytest.raises(NotPlannable, match="has no out_keys"):
         make_plan(module(out_keys=("_",)), InteractionType.RANDOM)
+
+
+def test_a_plan_that_is_dropped_frees_the_modules_at_once():
+    hidden, last = module(out_keys=("hidden",)), module(nn.Linear(1, 1), ("hidden",))
+    inner = weakref.ref(hidden.module)
+    plan = make_plan(TensorDictSequential(hidden, last), InteractionType.RANDOM)
+    assert plan.call(torch.zeros(3)) is not None
+    gc.disable()
+    try:
+        del hidden, last, plan
+        assert inner() is None
+    finally:
+        gc.enable()

@@ -163,7 +163,8 @@ class _Code:
         results = ", ".join(self._names[key] for key in self.writes)
         body = "\n    ".join([*self._lines, f"return {results}"])
         exec(f"def call({given}):\n    {body}", self._globals)
-        found: Callable[..., Any] = self._globals["call"]
+        # If its own globals referred to it, only a garbage collection would free the modules.
+        found: Callable[..., Any] = self._globals.pop("call")
         return found
 
     def _read(self, keys: Sequence[Key]) -> list[str]:

@@ -537,7 +537,7 @@ def _compiled(calls: Sequence[_Call], arguments: int, outputs: Sequence[int | No
             ]
     lines.append(f"    return ({''.join(f'v{number}, ' for number in outputs)})")
     exec("\n".join(lines), constants)
-    function: Function = constants["recorded"]
+    function: Function = constants.pop("recorded")
     return function
 
 
