@@ -410,6 +410,23 @@ if __name__ == "__main__":
     assert "the adapter of an EnvKind must be a class or a function, but it is None" in found
 
 
+def test_threads_leave_no_warnings_to_the_driver(things: Path, tmp_path: Path) -> None:
+    code = """
+import sys
+from trawl.envs import ParallelEnv
+def fail():
+    raise ValueError("no simulator")
+try:
+    ParallelEnv(2, fail, backend="thread")
+except ValueError as error:
+    assert "no simulator" in str(error), error
+else:
+    raise AssertionError("it was made")
+assert "things" not in sys.modules, "it is loaded when it isn't needed"
+"""
+    packages.run(code, things, here=tmp_path)
+
+
 def test_a_kind_that_fails_to_recognise(things: Path, tmp_path: Path) -> None:
     project = PROJECT.format(name="a-rude", entry='rude = "rude:KIND"')
     module = "from trawl.envs import EnvKind\nKIND = EnvKind(dict, lambda env: env.nothing)"

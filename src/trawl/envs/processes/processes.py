@@ -111,7 +111,8 @@ class EnvProcesses:
         for index in range(self.count):
             self.launch(index)
         infos: list[EnvInfo] = []
-        with KINDS.warning_for(infos):
+        # Threads warn by themselves, in the registry of this process.
+        with KINDS.warning_for(infos) if self.isolated else contextlib.nullcontext():
             infos += self._receive_infos()
         return infos
 
