@@ -183,6 +183,14 @@ def test_a_tensor_of_the_users_may_change_after_it_was_replaced():
         assert (collector.next()["action"] == 0).all()
 
 
+def test_calls_on_the_cpu_are_recorded_whatever_the_default_device_is():
+    with Collector("Pendulum-v1", policy(), frames_per_batch=20) as collector:
+        with torch.device("meta"):
+            batch = collector.next()
+        assert batch["action"].isfinite().all()
+        assert collector.stats()["distribution_path"] == "recorded"
+
+
 def test_nothing_is_recorded_while_another_thread_may_draw():
     class Buffer(list):
         extend = list.append

@@ -398,7 +398,7 @@ class _Recorder(TorchFunctionMode):
             return Tensor.mul, ((first, first), {})
         if name in _ELEMENTWISE and any(numbers):
             others = [
-                torch.tensor(one, dtype=found.dtype) if is_number else one
+                torch.tensor(one, dtype=found.dtype, device=found.device) if is_number else one
                 for one, is_number in zip(others, numbers, strict=True)
             ]
             if name == "__rsub__":
