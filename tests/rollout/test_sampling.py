@@ -19,6 +19,7 @@ from torch import distributions as d
 from torch import nn
 
 from trawl.collectors import Collector
+from trawl.rollout.policy.plan import make_plan
 
 NORMAL, LOGITS = ("loc", "scale"), ("logits",)
 EXPLORATIONS = [
@@ -184,11 +185,12 @@ def test_a_tensor_of_the_users_may_change_after_it_was_replaced():
 
 
 def test_calls_on_the_cpu_are_recorded_whatever_the_default_device_is():
-    with Collector("Pendulum-v1", policy(), frames_per_batch=20) as collector:
-        with torch.device("meta"):
-            batch = collector.next()
-        assert batch["action"].isfinite().all()
-        assert collector.stats()["distribution_path"] == "recorded"
+    plan = make_plan(policy()[-1], InteractionType.RANDOM, alone=True)
+    (drawn,) = plan.samplings
+    with torch.no_grad(), torch.device("meta"):
+        results = plan.outputs(torch.zeros(1, device="cpu"), torch.ones(1, device="cpu"))
+    assert all(one.isfinite() for one in results)
+    assert drawn.why_objects is None
 
 
 def test_nothing_is_recorded_while_another_thread_may_draw():
