@@ -52,6 +52,8 @@ LAYERS = [
     {"extras"},
     {"__main__"},
 ]
+# The same for the folders of the loop, on its other modules.
+ROLLOUT = ["", "policy", "steppers", "stages", "writers", "loop", "ready"]
 
 # Names of other libraries that are documented in spite of their names.
 DOCUMENTED = {
@@ -99,6 +101,17 @@ def test_imports_run_downwards():
         if layer_of(other) > layer_of(name)
     ]
     assert not upward
+
+
+def test_imports_within_the_loop_run_downwards():
+    def layer(module: str) -> int:
+        part = module.removeprefix("trawl.rollout").split(".")
+        return ROLLOUT.index(part[1]) if part[1:] and part[1] in ROLLOUT else 0
+
+    mine = [name for name in FILES if name.startswith("trawl.rollout")]
+    assert {layer(name) for name in mine} == set(range(len(ROLLOUT)))
+    found = [(name, other) for name in mine for other in imports()[name] if other in mine]
+    assert not [f"{name} imports {other}" for name, other in found if layer(other) > layer(name)]
 
 
 # The environments for tests are of all kinds, by the names that are public.

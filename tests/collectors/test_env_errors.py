@@ -13,7 +13,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from trawl.collectors import Collector
 from trawl.envs import GymEnv, ParallelEnv, SerialEnv, TorchVectorEnv
-from trawl.rollout.steppers.restarts import MOST_FAILURES
+from trawl.rollout.restarts import MOST_FAILURES
 from trawl.testing import FaultyEnv, NumberedEnv, NumberedTorchEnv, RaggedEnv
 
 MASK, IDS = ("collector", "mask"), ("collector", "traj_ids")

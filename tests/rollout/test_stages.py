@@ -10,11 +10,11 @@ from typing_extensions import override
 from trawl.collectors import AsyncBatchedCollector, Collector, RandomPolicy
 from trawl.envs import ParallelEnv
 from trawl.keys import Key
+from trawl.rollout.batches import StepFn
 from trawl.rollout.block import Block
 from trawl.rollout.layout import Leaf
 from trawl.rollout.stages import staged_rows
 from trawl.rollout.stages.stage import Stage, StageSetup
-from trawl.rollout.writers.batch_writer import StepFn
 from trawl.testing import NumberedEnv, NumberedTorchEnv, RaggedEnv
 
 STEPS = 5

@@ -20,9 +20,9 @@ from trawl.collectors.serving_options import (
 )
 from trawl.collectors.single import Collector
 from trawl.envs.processes.parallel import ParallelEnv
+from trawl.rollout.batches import BatchOptions
 from trawl.rollout.ready.loop import ReadyRollout
 from trawl.rollout.ready.serving import ServingOptions
-from trawl.rollout.writers.batch_writer import BatchOptions
 from trawl.supported import Trait, check
 
 

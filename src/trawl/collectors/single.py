@@ -47,16 +47,16 @@ from trawl.envs.build import check_rebuildable
 from trawl.envs.frame_stack import as_frame_stack
 from trawl.envs.seeding import check_seed
 from trawl.envs.tensor_env import TensorEnv
+from trawl.rollout.batches import BatchOptions
 from trawl.rollout.loop import Rollout
 from trawl.rollout.policy.kinds import on_device, resolve, tensors_of
 from trawl.rollout.policy.policy import Policy
 from trawl.rollout.policy.random_policy import RandomPolicy
 from trawl.rollout.ready.loop import ReadyRollout
 from trawl.rollout.ready.serving import ServingOptions
-from trawl.rollout.steppers.restarts import EnvRestarts
-from trawl.rollout.writers.batch_writer import BatchOptions
+from trawl.rollout.restarts import EnvRestarts
+from trawl.rollout.trial import kept_envs
 from trawl.rollout.writers.fixed_layout import FixedLayoutWriter
-from trawl.rollout.writers.trial import kept_envs
 
 
 class LoopParts(Parts):

@@ -23,8 +23,8 @@ from typing_extensions import override
 from trawl.keys import Key, next_of
 from trawl.memory import Array
 from trawl.rollout.episodes import split_rows
+from trawl.rollout.inputs import InputMemory, InputRows, LazyRows
 from trawl.rollout.layout import Layout, as_array, layout_of, pool_key
-from trawl.rollout.policy.inputs import InputMemory, InputRows, LazyRows
 from trawl.rollout.slab import Lease, tensors_in
 from trawl.stacked_frames import StackedFrames
 from trawl.tensordicts import size_groups, tensordict_of

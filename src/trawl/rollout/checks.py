@@ -14,10 +14,22 @@ from torch import Tensor
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.specs import Binary, Categorical, MultiCategorical, MultiOneHot, OneHot, is_fixed
 from trawl.errors import StateError
-from trawl.keys import Key, as_key, show_key
-from trawl.rollout.policy.policy import missing_action
+from trawl.keys import Key, as_key, show_key, show_keys
 from trawl.supported import LIMIT_ALL_AT_ONCE
 from trawl.tensordicts import is_lazy
+
+
+def name_of(policy: Any) -> str:
+    """Returns the name of a policy, for messages."""
+    return getattr(policy, "__name__", None) or type(policy).__name__
+
+
+def missing_action(key: Key, policy: Any, wrote: set[Key]) -> KeyError:
+    """Returns the error for a policy that writes no action."""
+    return KeyError(
+        f"policy {name_of(policy)} wrote no action: the environment takes {show_key(key)}, but the "
+        f"policy wrote {show_keys(wrote)}. Name the action in the policy's out_keys."
+    )
 
 
 def check_actions(env: Any, policy: Any, found: dict[Key, Any]) -> None:

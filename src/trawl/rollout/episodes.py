@@ -29,8 +29,8 @@ from trawl.keys import (
 )
 from trawl.memory import Array, Mask
 from trawl.rollout.cuts import mark_rows, steps_to_limit
+from trawl.rollout.inputs import LatestObservation
 from trawl.rollout.layout import as_array
-from trawl.rollout.policy.inputs import LatestObservation
 
 NEVER = 2**62
 

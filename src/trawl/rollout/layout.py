@@ -31,6 +31,10 @@ class Leaf:
     dtype: torch.dtype
 
 
+#: A flag of each environment.
+FLAG = Leaf((1,), torch.bool)
+
+
 @dataclass(frozen=True)
 class FramePool:
     """Frames of an observation that is stacked, each of which is stored once.

@@ -27,11 +27,12 @@ from trawl.envs.outcomes import MUST_RETURN
 from trawl.envs.tensor_env import TensorEnv
 from trawl.errors import add_note
 from trawl.interrupts import check_interrupt, current_interrupt
+from trawl.rollout.batches import ActFn, BatchOptions, StepFn
 from trawl.rollout.block import Block
 from trawl.rollout.policy.exploration import exploring
 from trawl.rollout.policy.policy import Policy
 from trawl.rollout.times import LoopTimes, StepRecorder, StepSamples, estimated_sum
-from trawl.rollout.writers.batch_writer import ActFn, BatchOptions, BatchWriter, StepFn
+from trawl.rollout.writers.batch_writer import BatchWriter
 from trawl.rollout.writers.choosing import new_batch_writer
 
 # Number of rows bound at a time, which limits the memory of the loop's lists of rows.

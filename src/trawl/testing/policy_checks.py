@@ -19,9 +19,10 @@ from trawl.collectors import Collector, MultiSyncCollector
 from trawl.envs.batches.serial import batch_source, given_envs
 from trawl.envs.types import is_list
 from trawl.keys import Key, as_key, show_key, show_keys
+from trawl.rollout.checks import name_of
 from trawl.rollout.policy.exploration import exploring
-from trawl.rollout.policy.kinds import name_of, resolve
-from trawl.rollout.writers.trial import trial
+from trawl.rollout.policy.kinds import resolve
+from trawl.rollout.trial import trial
 from trawl.testing.env_checks import Subject, act_randomly, difference, seeded
 from trawl.testing.findings import CheckReport, Findings
 

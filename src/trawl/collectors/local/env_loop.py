@@ -22,7 +22,7 @@ from trawl.envs.seeding import rebuilt_seed, stream_seed
 from trawl.keys import STEP_COUNT, Key, as_key
 from trawl.rollout.loop import Rollout
 from trawl.rollout.policy.policy import Policy
-from trawl.rollout.steppers.restarts import EnvRestarts
+from trawl.rollout.restarts import EnvRestarts
 
 
 class EnvLoop:

@@ -12,10 +12,10 @@ from trawl.envs.base import TensorDictEnv
 from trawl.envs.batches.pool import Pool
 from trawl.envs.gym import GymEnv
 from trawl.keys import Key, as_key, show_key
+from trawl.rollout.batches import BatchOptions
 from trawl.rollout.policy.policy import Policy
 from trawl.rollout.ready.loop import ReadyRollout
 from trawl.rollout.ready.serving import Batching, ServingOptions
-from trawl.rollout.writers.batch_writer import BatchOptions
 from trawl.supported import POOL_RESET, READY_LAYOUT, check
 
 VERSION: Key = ("policy_version",)

@@ -16,7 +16,7 @@ from trawl.collectors.watch.watching import Watch
 from trawl.observe.trace_options import TraceOptions
 from trawl.rollout.episode_sums import EndedEpisodes
 from trawl.rollout.loop import Rollout
-from trawl.rollout.steppers.restarts import EnvRestarts
+from trawl.rollout.restarts import EnvRestarts
 
 
 class Figures(ABC):

@@ -29,7 +29,7 @@ from trawl.envs.build import is_env
 from trawl.envs.transforms import PolicyVersion
 from trawl.envs.types import is_list
 from trawl.rollout.policy.kinds import tensors_of
-from trawl.rollout.writers.trial import trial
+from trawl.rollout.trial import trial
 
 # Each worker that is added later has its own range of 2**40 trajectory ids.
 _ID_BITS = 40

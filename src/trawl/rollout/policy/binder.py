@@ -23,18 +23,18 @@ from trawl.envs.tensor_env import TensorEnv
 from trawl.errors import add_note
 from trawl.keys import Key, as_key, next_of
 from trawl.memory import Array
+from trawl.rollout.batches import ActFn
 from trawl.rollout.block import PolicyRows
-from trawl.rollout.checks import action_warnings, check_actions, has_fixed_shapes
+from trawl.rollout.checks import action_warnings, check_actions, has_fixed_shapes, missing_action
 from trawl.rollout.episodes import following
+from trawl.rollout.inputs import InputCopies, InputRows, LazyRows
 from trawl.rollout.layout import Leaf
 from trawl.rollout.policy.device_transfer import DeviceTransfer
-from trawl.rollout.policy.inputs import InputCopies, InputRows, LazyRows
 from trawl.rollout.policy.leaves import PolicyLeaves
 from trawl.rollout.policy.outputs import PolicyOutputs
 from trawl.rollout.policy.plan import Plan
-from trawl.rollout.policy.policy import Policy, missing_action
+from trawl.rollout.policy.policy import Policy
 from trawl.rollout.policy.random_actions import RandomActions
-from trawl.rollout.writers.batch_writer import ActFn
 from trawl.tensordicts import changes, has_lazy, is_lazy, noted, snapshot, whole_key
 
 #: Function that writes the actions to the TensorDict of a step, and returns it or a copy. Its

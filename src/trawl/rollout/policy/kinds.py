@@ -21,8 +21,9 @@ from trawl.envs.agents.groups import groups_of
 from trawl.envs.frame_stack import FrameStack
 from trawl.foreign.torch import is_compiled
 from trawl.keys import as_key, show_keys
+from trawl.rollout.checks import name_of
 from trawl.rollout.policy.random_policy import RandomPolicy
-from trawl.rollout.writers.trial import trial
+from trawl.rollout.trial import trial
 
 
 class PolicyKind(NamedTuple):
@@ -67,11 +68,6 @@ def refuse_class(policy: Any) -> None:
             f"policy must be an object, but it is the class {policy.__name__}: pass an instance, "
             f"{policy.__name__}({arguments})"
         )
-
-
-def name_of(policy: Any) -> str:
-    """Returns the name of a policy, for messages."""
-    return getattr(policy, "__name__", None) or type(policy).__name__
 
 
 def _is_client(policy: Any) -> bool:

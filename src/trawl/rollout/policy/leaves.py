@@ -13,10 +13,10 @@ from torch import Tensor
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.processes.parallel import ParallelEnv
 from trawl.keys import Key, next_of, show_key
+from trawl.rollout.batches import NoFixedLayout
 from trawl.rollout.checks import check_actions
 from trawl.rollout.layout import Leaf
 from trawl.rollout.policy.policy import Policy
-from trawl.rollout.writers.batch_writer import NoFixedLayout
 
 
 @dataclass

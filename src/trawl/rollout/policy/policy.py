@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from trawl.errors import add_note
 from trawl.keys import IS_INIT, Key, as_key, show_key, show_keys
+from trawl.rollout.checks import name_of
 from trawl.rollout.policy.first_call import PolicyReads, call_noting_networks, foreign_networks
-from trawl.rollout.policy.kinds import name_of
 from trawl.rollout.policy.modules import ModuleWatch, leaves_inputs_alone
 from trawl.rollout.policy.plan import NotPlannable, Plan, make_plan
 from trawl.rollout.policy.sampling import Sampling, keep_reasons
-from trawl.rollout.writers.trial import trial
+from trawl.rollout.trial import trial
 from trawl.tensordicts import changes, is_lazy, noted
 
 
@@ -387,12 +387,4 @@ def _wrong_batch(key: Key, shape: tuple[int, ...], batch: Sequence[int]) -> Valu
         f"policy wrote {show_key(key)} with shape {shape}, but it was called with inputs of batch "
         f"size {tuple(batch)}, so the shape must begin with ({first}, ...): write a row for each "
         "environment"
-    )
-
-
-def missing_action(key: Key, policy: Any, wrote: set[Key]) -> KeyError:
-    """Returns the error for a policy that writes no action."""
-    return KeyError(
-        f"policy {name_of(policy)} wrote no action: the environment takes {show_key(key)}, but the "
-        f"policy wrote {show_keys(wrote)}. Name the action in the policy's out_keys."
     )

@@ -15,9 +15,9 @@ from trawl.envs.entries.masks import fits, is_mask, masked_rand, observed_masks,
 from trawl.envs.tensor_env import TensorEnv
 from trawl.keys import Key, as_key, show_key
 from trawl.memory import Array
+from trawl.rollout.batches import ActFn
 from trawl.rollout.policy.leaves import PolicyLeaves
 from trawl.rollout.policy.outputs import PolicyOutputs, host_array
-from trawl.rollout.writers.batch_writer import ActFn
 
 # Number of random actions that are drawn at once for each environment of a pool.
 _DRAWN = 64

@@ -15,11 +15,11 @@ from tensordict.nn import InteractionType
 from typing_extensions import override
 
 from trawl.interrupts import check_interrupt
+from trawl.rollout.batches import BatchOptions
 from trawl.rollout.loop import Rollout, note_failure
 from trawl.rollout.policy.policy import Policy
 from trawl.rollout.ready.serving import ServingOptions, running_on
-from trawl.rollout.writers.batch_writer import BatchOptions
-from trawl.rollout.writers.ready import ReadyBatchWriter
+from trawl.rollout.ready.writer import ReadyBatchWriter
 
 
 class ReadyRollout(Rollout):

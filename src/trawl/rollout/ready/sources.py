@@ -21,7 +21,7 @@ from trawl.errors import EnvStateError, StateError, resetting
 from trawl.keys import Key, as_key
 from trawl.memory import Array, Mask
 from trawl.rollout.ready.serving import Batching, ServingOptions, lag_limit
-from trawl.rollout.steppers.restarts import EnvRestarts, FailureCounter, ParallelRepairs
+from trawl.rollout.restarts import EnvRestarts, FailureCounter, ParallelRepairs
 
 NO_ROWS: Rows = np.empty(0, np.int64)
 # By the flags of a step: the flags with RESET if the episode ended, and the next step's flags if

@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from trawl.envs.frame_stack import is_feature
 from trawl.keys import DONE, MASK, RAW_REWARD, Key, next_of, show_key, show_keys
+from trawl.rollout.batches import BatchOptions
 from trawl.rollout.block import Block
 from trawl.rollout.episodes import NEVER
 from trawl.rollout.layout import Leaf
@@ -34,7 +35,6 @@ from trawl.rollout.normalization import (
 from trawl.rollout.ops import column, operations
 from trawl.rollout.policy.leaves import PolicyLeaves
 from trawl.rollout.stages.stage import Rows, Stage, StageSetup, View
-from trawl.rollout.writers.batch_writer import BatchOptions
 from trawl.supported import STAGE_LOOSE
 
 

@@ -31,18 +31,17 @@ from trawl.keys import (
     end_keys,
     next_of,
 )
+from trawl.rollout.batches import BatchOptions, StepFn
 from trawl.rollout.block import Block
 from trawl.rollout.episodes import EpisodeTracker
-from trawl.rollout.layout import Layout, Leaf
-from trawl.rollout.policy.inputs import InputRows
+from trawl.rollout.inputs import InputRows
+from trawl.rollout.layout import FLAG, Layout, Leaf
 from trawl.rollout.policy.leaves import PolicyLeaves
 from trawl.rollout.policy.policy import Policy
 from trawl.rollout.stages.stage import StageSetup
 from trawl.rollout.stages.staged_rows import StagedRows, keys_read
-from trawl.rollout.steppers.step_tensors import StepTensors, TensorPool, TensorRows
+from trawl.rollout.step_tensors import StepTensors, TensorPool, TensorRows
 from trawl.rollout.steppers.tensors import TensorStepper
-from trawl.rollout.writers.batch_writer import BatchOptions, StepFn
-from trawl.rollout.writers.fixed_layout import FLAG
 from trawl.stacked_frames import StackedFrames
 from trawl.tensordicts import has_lazy, whole_key
 

@@ -25,6 +25,7 @@ from trawl.envs.processes.ready import Rows
 from trawl.envs.tensor_env import TensorStep
 from trawl.keys import Key, next_of
 from trawl.memory import Array, Mask
+from trawl.rollout.batches import StepFn
 from trawl.rollout.block import Block
 from trawl.rollout.episodes import StepArrays
 from trawl.rollout.moments import RunningMoments, TensorMoments
@@ -37,9 +38,8 @@ from trawl.rollout.stages.frame_normalizer import (
     present_in,
 )
 from trawl.rollout.stages.stage import StageSetup
-from trawl.rollout.steppers.step_tensors import StepTensors
+from trawl.rollout.step_tensors import StepTensors
 from trawl.rollout.steppers.tensors import StepSource, TensorSource
-from trawl.rollout.writers.batch_writer import StepFn
 
 # --- arrays
 

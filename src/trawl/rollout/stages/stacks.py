@@ -22,14 +22,14 @@ from typing_extensions import override
 from trawl.envs.frame_stack import FrameStack
 from trawl.keys import Key, next_of, show_key
 from trawl.memory import Array
+from trawl.rollout.batches import BatchOptions
 from trawl.rollout.block import Block
 from trawl.rollout.episodes import Follow, StepArrays
+from trawl.rollout.inputs import InputCopies, InputRows, LazyRows
 from trawl.rollout.layout import FramePool, Leaf, as_array, pool_key
-from trawl.rollout.policy.inputs import InputCopies, InputRows, LazyRows
 from trawl.rollout.policy.leaves import PolicyLeaves
 from trawl.rollout.stages.stage import Rows, Stage, StageSetup, View
-from trawl.rollout.steppers.step_tensors import StepTensors
-from trawl.rollout.writers.batch_writer import BatchOptions
+from trawl.rollout.step_tensors import StepTensors
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from typing_extensions import override
 
 from trawl.envs.frame_stack import is_feature
 from trawl.keys import Key, show_keys
+from trawl.rollout.batches import BatchOptions, StepFn
 from trawl.rollout.episodes import EpisodeStart, Follow
 from trawl.rollout.layout import FramePool, Leaf, zeros
 from trawl.rollout.normalization import Normalization
 from trawl.rollout.policy.leaves import PolicyLeaves
-from trawl.rollout.writers.batch_writer import BatchOptions, StepFn
 from trawl.supported import STAGE_LOOSE
 
 #: Arrays or tensors.

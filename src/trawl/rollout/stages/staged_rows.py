@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from trawl.keys import TRAJ_IDS, Key, show_key
+from trawl.rollout.batches import BatchOptions, StepFn
 from trawl.rollout.block import Block
 from trawl.rollout.checks import check_same_layout
 from trawl.rollout.ops import write
@@ -23,7 +24,6 @@ from trawl.rollout.stages.ready_stacks import ReadyStacks
 from trawl.rollout.stages.stacks import FrameStacks, StackStage
 from trawl.rollout.stages.stage import RowKind, Stage, StageChain, StageSetup
 from trawl.rollout.steppers.arrays import Stepper
-from trawl.rollout.writers.batch_writer import BatchOptions, StepFn
 
 #: The stages, in the order in which frames pass them; for each, its classes for certain kinds of
 #: rows, if there are any.

@@ -13,9 +13,9 @@ from trawl.envs.outcomes import RESET_GIVES
 from trawl.errors import resetting
 from trawl.keys import DONE_KEYS, Key, next_of
 from trawl.memory import Array
+from trawl.rollout.batches import StepFn
 from trawl.rollout.episodes import EpisodeEnds, EpisodeTracker, StepArrays
 from trawl.rollout.steppers.arrays import EnvStepper, action_reader
-from trawl.rollout.writers.batch_writer import StepFn
 
 
 class AgentStepper(EnvStepper[StepArrays]):

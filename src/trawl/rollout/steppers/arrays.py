@@ -27,9 +27,9 @@ from trawl.envs.vector import VectorAdapter
 from trawl.errors import add_note, resetting
 from trawl.keys import MASK, REWARD, Key, as_key, next_of
 from trawl.memory import Array
+from trawl.rollout.batches import StepFn
 from trawl.rollout.episodes import EpisodeEnds, EpisodeTracker, StepArrays, VectorEnds
 from trawl.rollout.steppers.observation_rows import ObservationRows, leaf_reader
-from trawl.rollout.writers.batch_writer import StepFn
 
 #: Arrays that a stepper writes, or tensors.
 View = TypeVar("View", contravariant=True)

@@ -14,9 +14,9 @@ from trawl.envs.gym import GymEnv
 from trawl.envs.outcomes import checked_rewards
 from trawl.keys import REWARD, next_of
 from trawl.memory import Array
+from trawl.rollout.batches import StepFn
 from trawl.rollout.episodes import EpisodeEnds, EpisodeTracker, StepArrays
 from trawl.rollout.steppers.arrays import SingleStepper, action_reader
-from trawl.rollout.writers.batch_writer import StepFn
 
 _DISCOUNT = (DISCOUNT,)
 _Leaf = tuple[int, str, np.dtype[Any], tuple[int, ...], Array]

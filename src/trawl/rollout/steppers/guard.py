@@ -1,6 +1,6 @@
 """Restarts of an environment that fails while it is stepped in rows: it is rebuilt and goes on.
 
-See :mod:`trawl.rollout.steppers.restarts`. The guard is the same for arrays and for tensors.
+See :mod:`trawl.rollout.restarts`. The guard is the same for arrays and for tensors.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing_extensions import override
 
 from trawl.envs.logged import LoggedEnv
 from trawl.keys import DONE
+from trawl.rollout.batches import StepFn
 from trawl.rollout.episodes import EpisodeTracker, discard_step, end_open
+from trawl.rollout.restarts import EnvRestarts, FailureCounter
 from trawl.rollout.steppers.arrays import EnvStepper
-from trawl.rollout.steppers.restarts import EnvRestarts, FailureCounter
-from trawl.rollout.writers.batch_writer import StepFn
 
 
 class GuardedStepper(EnvStepper[Any]):

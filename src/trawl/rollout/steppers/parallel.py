@@ -14,10 +14,10 @@ from trawl.envs.processes.buffers import AUTORESET, RESET, TERMINATED, TRUNCATED
 from trawl.envs.processes.parallel import ParallelEnv
 from trawl.keys import Key, next_of
 from trawl.memory import Array
+from trawl.rollout.batches import StepFn
 from trawl.rollout.episodes import EpisodeTracker, StepArrays, VectorEnds, discard_step
+from trawl.rollout.restarts import EnvRestarts, ParallelRepairs
 from trawl.rollout.steppers.arrays import ArrayStepper, from_bfloat16
-from trawl.rollout.steppers.restarts import EnvRestarts, ParallelRepairs
-from trawl.rollout.writers.batch_writer import StepFn
 
 _FLAGS = TERMINATED, TRUNCATED, RESET
 

@@ -21,14 +21,13 @@ from trawl.keys import (
     as_key,
     next_of,
 )
+from trawl.rollout.batches import StepFn
 from trawl.rollout.cuts import is_late, mark_cut
 from trawl.rollout.episodes import EpisodeTracker, Follow
-from trawl.rollout.policy.inputs import LazyRows
+from trawl.rollout.inputs import LazyRows
 from trawl.rollout.policy.leaves import PolicyLeaves
-from trawl.rollout.stages.stage import Stage
+from trawl.rollout.step_tensors import StepTensors
 from trawl.rollout.steppers.arrays import EnvStepper
-from trawl.rollout.steppers.step_tensors import StepTensors
-from trawl.rollout.writers.batch_writer import StepFn
 
 _COUNTS = STEP_COUNT, next_of(STEP_COUNT)
 
@@ -67,6 +66,16 @@ class TensorSource(StepSource, Protocol):
         """True if code can read a tensor without waiting for a device."""
 
 
+class TensorStages(Protocol):
+    """The part of the stages that steppers of tensors use."""
+
+    def source(self, source: Any) -> Any:
+        """Returns an object that takes the steps, and changes their results."""
+
+    def followers(self, start: int, stop: int) -> list[Follow]:
+        """Returns what to call after each step, when the next row is written."""
+
+
 class TensorStepper(EnvStepper[StepTensors]):
     """Steps an environment whose data are tensors, and writes entries of the next frame.
 
@@ -85,7 +94,7 @@ class TensorStepper(EnvStepper[StepTensors]):
         self,
         env: TensorSource,
         limit: int | None,
-        stages: Stage[Tensor, StepTensors],
+        stages: TensorStages,
     ) -> None:
         self._env = env
         # The object that takes the steps.

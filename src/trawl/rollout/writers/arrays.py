@@ -14,14 +14,16 @@ from trawl.envs.gym import GymEnv
 from trawl.envs.processes.parallel import ParallelEnv
 from trawl.keys import IS_INIT, STEP_COUNT, Key, next_of, show_key
 from trawl.memory import Array
+from trawl.rollout.batches import ActFn, BatchOptions, NoFixedLayout, StepFn
 from trawl.rollout.block import Block, BlockPart
 from trawl.rollout.checks import has_autoreset_steps
 from trawl.rollout.episodes import EpisodeStart, EpisodeTracker, StartValue, StepArrays
-from trawl.rollout.layout import Leaf, zeros
+from trawl.rollout.inputs import InputMemory, LatestObservation
+from trawl.rollout.layout import FLAG, Leaf, zeros
 from trawl.rollout.policy.binder import PolicyBinder
-from trawl.rollout.policy.inputs import InputMemory, LatestObservation
 from trawl.rollout.policy.leaves import PolicyLeaves
 from trawl.rollout.policy.policy import Policy
+from trawl.rollout.restarts import EnvRestarts
 from trawl.rollout.slab import SlabPool
 from trawl.rollout.stages.stage import RowKind
 from trawl.rollout.steppers.agents import AgentStepper
@@ -33,13 +35,11 @@ from trawl.rollout.steppers.arrays import (
     VectorStepper,
 )
 from trawl.rollout.steppers.dm import DMStepper, has_named_arrays
-from trawl.rollout.steppers.groups import GroupBinder
 from trawl.rollout.steppers.guard import GuardedStepper
 from trawl.rollout.steppers.parallel import ParallelStepper
-from trawl.rollout.steppers.restarts import EnvRestarts
 from trawl.rollout.steppers.step_logs import StepLogs, keep_logs
-from trawl.rollout.writers.batch_writer import ActFn, BatchOptions, NoFixedLayout, StepFn
-from trawl.rollout.writers.fixed_layout import FLAG, FixedLayoutWriter
+from trawl.rollout.writers.fixed_layout import FixedLayoutWriter
+from trawl.rollout.writers.groups import GroupBinder
 
 # Size in bytes up to which copying a batch takes less time than binding its memory.
 _SMALL = 1 << 16

@@ -3,64 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
-from trawl.envs.frame_stack import FrameStack
 from trawl.keys import Key
+from trawl.rollout.batches import ActFn, StepFn
 from trawl.rollout.block import Block
 from trawl.rollout.episode_sums import EpisodeSums
 from trawl.rollout.episodes import EpisodeTracker
 from trawl.rollout.layout import Layout
-from trawl.rollout.normalization import Normalization, NormalizeOptions
+from trawl.rollout.normalization import Normalization
 from trawl.rollout.policy.policy import Policy
-from trawl.rollout.steppers.restarts import EnvRestarts
-
-ActFn = Callable[[int], None]
-StepFn = Callable[[int], None]
-
-
-@dataclass(frozen=True)
-class BatchOptions:
-    """Options of the batches that a writer fills.
-
-    Attributes:
-        steps: number of rows in a batch.
-        limit: number of steps after which an episode is cut off; None for no limit.
-        track_traj_ids: True if frames have the id of their trajectory.
-        compact: True if observations are left out of ``"next"``.
-        recycle: True if the memory of batches that are no longer in use is reused.
-        is_init: True if frames have the flag ``is_init``, which marks the first frame of an
-            episode; None to add the flag only if the policy reads it.
-        restarts: record of failures, if environments that fail are rebuilt; None to raise errors
-            instead.
-        frame_stack: stacks of observations; None if observations are not stacked.
-        normalize: what is normalised.
-    """
-
-    steps: int
-    limit: int | None = None
-    track_traj_ids: bool = True
-    compact: bool = False
-    recycle: bool = True
-    is_init: bool | None = None
-    restarts: EnvRestarts | None = None
-    frame_stack: FrameStack | None = None
-    normalize: NormalizeOptions = field(default_factory=NormalizeOptions)
-
-    @property
-    def truncates(self) -> bool:
-        """True if episodes may be cut off that the environment itself would continue."""
-        return self.limit is not None or self.restarts is not None
-
-    def marks_starts(self, policy: Policy) -> bool:
-        """Returns True if frames have the flag ``is_init``."""
-        return policy.reads_is_init if self.is_init is None else self.is_init
 
 
 class BatchWriter(Protocol):
@@ -151,7 +108,3 @@ class BatchWriter(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """Returns a description of the path in use, with the reason if it is not the fastest."""
-
-
-class NoFixedLayout(Exception):
-    """Raised with the reason why a batch can't have a fixed layout."""

@@ -8,9 +8,10 @@ from trawl.envs.base import TensorDictEnv
 from trawl.envs.specs import NonTensor
 from trawl.envs.tensor_env import TensorEnv
 from trawl.keys import as_key, show_key
+from trawl.rollout.batches import BatchOptions, NoFixedLayout
 from trawl.rollout.policy.policy import Policy
 from trawl.rollout.writers.arrays import ArrayBatchWriter
-from trawl.rollout.writers.batch_writer import BatchOptions, BatchWriter, NoFixedLayout
+from trawl.rollout.writers.batch_writer import BatchWriter
 from trawl.rollout.writers.tensordicts import TensorDictBatchWriter
 from trawl.rollout.writers.tensors import TensorBatchWriter
 

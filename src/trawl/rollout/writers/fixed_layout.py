@@ -18,10 +18,11 @@ from trawl.envs.agents.groups import groups_of
 from trawl.envs.base import TensorDictEnv
 from trawl.keys import DONE, DONE_KEYS, IS_INIT, MASK, STEP_COUNT, TRAJ_IDS, Key, as_key, next_of
 from trawl.memory import Array, Mask
+from trawl.rollout.batches import BatchOptions
 from trawl.rollout.block import BatchMemory, Block
 from trawl.rollout.checks import check_rewards
 from trawl.rollout.episode_sums import EpisodeSums
-from trawl.rollout.layout import Layout, Leaf
+from trawl.rollout.layout import FLAG, Layout, Leaf
 from trawl.rollout.ops import write
 from trawl.rollout.policy.device_transfer import moved
 from trawl.rollout.policy.leaves import PolicyLeaves, discover_leaves
@@ -29,10 +30,9 @@ from trawl.rollout.policy.policy import Policy
 from trawl.rollout.stages.stage import RowKind, StageSetup
 from trawl.rollout.stages.staged_rows import StagedRows
 from trawl.rollout.steppers.arrays import Stepper
-from trawl.rollout.writers.batch_writer import BatchOptions, BatchWriter
+from trawl.rollout.writers.batch_writer import BatchWriter
 
 #: Layout of a flag that belongs to an environment, not to one of its agents.
-FLAG = Leaf((1,), torch.bool)
 _FLAGS: Mapping[Key, Leaf] = {(name,): FLAG for name in DONE_KEYS}
 _NOTHING: Mapping[Key, Leaf] = MappingProxyType({})
 
@@ -73,7 +73,9 @@ class FrameEntries:
         self.shown = {**self.observed, **of_agents}
         rewards = _leaves(env.full_reward_spec, axes)
         self.rewards = {next_of(key): leaf for key, leaf in rewards.items()}
-        self.marks_starts = options.marks_starts(policy) and IS_INIT not in self.observed
+        self.marks_starts = (
+            options.marks_starts(policy.reads_is_init) and IS_INIT not in self.observed
+        )
         self.roots = {**self.observed, **self.flags}
         if options.limit is not None:
             self.roots[STEP_COUNT] = Leaf((1,), torch.int64)

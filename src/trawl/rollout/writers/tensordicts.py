@@ -34,6 +34,7 @@ from trawl.keys import (
     end_keys,
     next_of,
 )
+from trawl.rollout.batches import ActFn, BatchOptions, StepFn
 from trawl.rollout.block import Block, copy_into
 from trawl.rollout.checks import check_carrier, check_rewards, has_autoreset_steps
 from trawl.rollout.cuts import is_late, mark_frame
@@ -42,11 +43,11 @@ from trawl.rollout.episodes import EpisodeTracker
 from trawl.rollout.layout import Layout, layout_of
 from trawl.rollout.policy.binder import TensorDictBinder
 from trawl.rollout.policy.policy import Policy
+from trawl.rollout.restarts import FailureCounter, PartFailures, emptied
 from trawl.rollout.stages.loose_stages import LooseStages, LooseStep
 from trawl.rollout.stages.staged_rows import stages_for
-from trawl.rollout.steppers.restarts import FailureCounter, PartFailures, emptied
 from trawl.rollout.steppers.step_logs import keep_logs
-from trawl.rollout.writers.batch_writer import ActFn, BatchOptions, BatchWriter, StepFn
+from trawl.rollout.writers.batch_writer import BatchWriter
 from trawl.tensordicts import (
     broadcastable,
     padded,
@@ -78,7 +79,7 @@ class TensorDictBatchWriter(BatchWriter):
         # TorchRL's environments count steps and mark starts with their own transforms.
         own = isinstance(env, TensorDictEnv)
         self._limit = options.limit if own else None
-        self._marks_starts = own and options.marks_starts(policy)
+        self._marks_starts = own and options.marks_starts(policy.reads_is_init)
         # Flags of agents, which are no done keys of Trawl's environments.
         flags = map(as_key, env.full_done_spec.keys(True, True)) if own else ()
         self._agent_flags = [key for key in flags if len(key) > 1]

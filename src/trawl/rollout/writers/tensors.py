@@ -16,15 +16,15 @@ from typing_extensions import override
 from trawl.envs.tensor_env import TensorEnv
 from trawl.keys import NO_TRAJECTORY, TRAJ_IDS, Key
 from trawl.memory import Mask
+from trawl.rollout.batches import ActFn, BatchOptions, StepFn
 from trawl.rollout.block import Block
 from trawl.rollout.episodes import BatchEpisodeTracker
 from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.policy.binder import PolicyBinder
 from trawl.rollout.policy.policy import Policy
+from trawl.rollout.step_tensors import StepTensors, TensorPool, TensorRows
 from trawl.rollout.steppers.guard import GuardedStepper
-from trawl.rollout.steppers.step_tensors import StepTensors, TensorPool, TensorRows
 from trawl.rollout.steppers.tensors import TensorStepper
-from trawl.rollout.writers.batch_writer import ActFn, BatchOptions, StepFn
 from trawl.rollout.writers.fixed_layout import FixedLayoutWriter
 from trawl.supported import LIMIT_ALL_AT_ONCE
 

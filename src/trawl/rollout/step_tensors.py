@@ -12,8 +12,8 @@ from typing_extensions import override
 from trawl.keys import Key
 from trawl.rollout.block import BatchMemory, Block, PolicyRows
 from trawl.rollout.episodes import following
+from trawl.rollout.inputs import InputRows, LazyRows
 from trawl.rollout.layout import Layout, Leaf, pool_key
-from trawl.rollout.policy.inputs import InputRows, LazyRows
 from trawl.rollout.slab import Lease, SlabPool
 
 

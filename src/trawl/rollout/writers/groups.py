@@ -8,16 +8,16 @@ from time import perf_counter
 
 from trawl.keys import Key
 from trawl.memory import Array
+from trawl.rollout.batches import ActFn, StepFn
 from trawl.rollout.block import BlockPart
 from trawl.rollout.episodes import EpisodeTracker
+from trawl.rollout.inputs import InputMemory
 from trawl.rollout.layout import Leaf
 from trawl.rollout.policy.binder import PolicyBinder
-from trawl.rollout.policy.inputs import InputMemory
 from trawl.rollout.policy.leaves import PolicyLeaves
 from trawl.rollout.policy.policy import Policy
 from trawl.rollout.stages.staged_rows import StagedRows
 from trawl.rollout.steppers.parallel import ParallelStepper
-from trawl.rollout.writers.batch_writer import ActFn, StepFn
 
 
 @dataclass(frozen=True)

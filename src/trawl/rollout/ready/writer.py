@@ -34,6 +34,7 @@ from trawl.keys import (
     show_key,
 )
 from trawl.memory import Array
+from trawl.rollout.batches import BatchOptions
 from trawl.rollout.block import Block
 from trawl.rollout.checks import check_rewards
 from trawl.rollout.cuts import is_late, mark_rows
@@ -51,7 +52,6 @@ from trawl.rollout.ready.sources import (
 )
 from trawl.rollout.steppers.arrays import from_bfloat16
 from trawl.rollout.writers.arrays import ArrayBatchWriter
-from trawl.rollout.writers.batch_writer import BatchOptions
 
 
 class ReadyBatchWriter(ArrayBatchWriter):
