@@ -52,8 +52,11 @@ LAYERS = [
     {"extras"},
     {"__main__"},
 ]
-# The same for the folders of the loop, on its other modules.
-ROLLOUT = ["", "policy", "steppers", "stages", "writers", "loop", "ready"]
+# The same within a package; "*" are its other modules, which have no place otherwise.
+INNER = {
+    "rollout": [{"*"}, {"policy"}, {"steppers"}, {"stages"}, {"writers"}, {"loop"}, {"ready"}],
+    "collectors": [{"driver", "watch"}, {"local"}, {"workers"}],
+}
 
 # Names of other libraries that are documented in spite of their names.
 DOCUMENTED = {
@@ -103,15 +106,20 @@ def test_imports_run_downwards():
     assert not upward
 
 
-def test_imports_within_the_loop_run_downwards():
-    def layer(module: str) -> int:
-        part = module.removeprefix("trawl.rollout").split(".")
-        return ROLLOUT.index(part[1]) if part[1:] and part[1] in ROLLOUT else 0
-
-    mine = [name for name in FILES if name.startswith("trawl.rollout")]
-    assert {layer(name) for name in mine} == set(range(len(ROLLOUT)))
-    found = [(name, other) for name in mine for other in imports()[name] if other in mine]
-    assert not [f"{name} imports {other}" for name, other in found if layer(other) > layer(name)]
+@pytest.mark.parametrize("package", INNER)
+def test_imports_within_a_package_run_downwards(package: str) -> None:
+    places = {part: number for number, layer in enumerate(INNER[package]) for part in layer}
+    inner = {name: name.split(".")[2:3] for name in FILES if name.split(".")[1:2] == [package]}
+    found = {name: places.get("".join(part), places.get("*")) for name, part in inner.items()}
+    found = {name: place for name, place in found.items() if place is not None}
+    assert set(found.values()) == set(places.values())
+    upward = [
+        f"{name} imports {other}"
+        for name, place in found.items()
+        for other in imports()[name]
+        if found.get(other, place) > place
+    ]
+    assert not upward
 
 
 # The environments for tests are of all kinds, by the names that are public.

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trawl.collectors.watch.trace_lanes import RemoteClock, SharedClock
+from trawl.collectors.workers.tracer import RemoteClock, SharedClock
 
 # Multiples of a power of two, so that sums of times are exact.
 ticks = st.integers(-(2**30), 2**30).map(lambda ticks: ticks / 1024)

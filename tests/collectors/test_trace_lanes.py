@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trawl.collectors.watch.times import BatchTimes
-from trawl.collectors.watch.trace_lanes import BatchLane, Pieces
+from trawl.collectors.watch.tracer import BatchLane, Pieces
 from trawl.observe.timeline_file import TraceWriter
 
 # What time.perf_counter() returns: whole nanoseconds, as a float of seconds.

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from trawl.collectors.workers.assembler import WorkerBatch
 from trawl.keys import MASK, NO_TRAJECTORY, TRAJ_IDS
 from trawl.rollout.cuts import mark_steps
 
@@ -52,29 +50,6 @@ def _truncate(batch: TensorDictBase, kept: Tensor, mask: Tensor) -> None:
     position = torch.arange(1, batch.shape[-1] + 1, device=kept.device)
     last = kept & cut & (position == (position * kept).amax(-1, keepdim=True))
     mark_steps(batch.get("next"), last)
-
-
-def limited(
-    parts: Iterable[WorkerBatch], most: float, steps: Sequence[int] | None = None
-) -> list[WorkerBatch]:
-    """Returns the parts of a batch, counted so that they have at most ``most`` frames together.
-
-    Args:
-        parts: the parts.
-        most: the number of frames.
-        steps: for each worker, the number of frames in a step that is not to be divided, although
-            there may be more frames then; None to divide steps.
-    """
-    found = []
-    for part in parts:
-        frames, kept = part.answer.frames, most
-        if steps is not None and most < math.inf:
-            kept = math.ceil(most / steps[part.index]) * steps[part.index]
-        if frames > kept:
-            part = replace(part, answer=replace(part.answer, frames=int(kept)))
-        most -= min(frames, most)
-        found.append(part)
-    return found
 
 
 def shares(total: float, sizes: Sequence[int], units: Sequence[int]) -> list[int]:

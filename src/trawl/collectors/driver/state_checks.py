@@ -7,10 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from trawl.collectors.workers.snapshots import RESUME, UNCAPTURED
 from trawl.errors import StateError
 from trawl.schema.checks import shown
 
+#: Entry of a collector's state with its episodes. Without this entry, new episodes begin.
+RESUME = "resume"
+#: Entry of the state in its place: the reason why the environments can't be captured.
+UNCAPTURED = "uncaptured"
 # Entries of a state: the weights of the policy, and the description of an environment.
 _WEIGHTS, _IDENTITY = "policy_state_dict", "identity"
 

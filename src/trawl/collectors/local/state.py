@@ -7,12 +7,10 @@ without a seed, the global ones.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import partial
-from itertools import count
 from typing import Any
 from weakref import ref
 
@@ -23,17 +21,15 @@ from typing_extensions import override
 
 from trawl.collectors.config import warn
 from trawl.collectors.driver.state import VERSION, CollectorState, LoadOptions, State
+from trawl.collectors.driver.state_checks import RESUME, UNCAPTURED
 from trawl.collectors.driver.trajectory_batcher import STATE
-from trawl.collectors.driver.weights import POLICY
 from trawl.collectors.local.env_loop import EnvLoop
-from trawl.collectors.workers.snapshots import RESUME, UNCAPTURED, Recovery
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture.kinds import to_plain
 from trawl.envs.layers import state_parts
 from trawl.errors import EnvStateError, StateError
 from trawl.rollout.normalization import Normalization
 from trawl.rollout.policy.kinds import module_of
-from trawl.rollout.times import LoopTimes
 from trawl.schema.checks import UNKNOWN
 from trawl.schema.states import EPISODES, check_collector
 from trawl.weights.tensors import own_extra_state
@@ -283,44 +279,6 @@ class LoopState(CollectorState):
                 f"environments, but it is {begun!r}"
             )
         return np.array(begun, np.int64)
-
-
-def recover(collector: Any, recovery: Recovery) -> None:
-    """Continues where the dead worker stopped that a collector's worker replaces.
-
-    Batches that the dead worker delivered after its last snapshot are collected again with the
-    same weights, and dropped.
-    """
-    collector.load_state_dict(pickle.loads(recovery.snapshot.state), trust=True)
-    tracker = collector.parts.weights.tracker
-    receivers, collector.parts.weights.receivers = collector.parts.weights.receivers, {}
-    try:
-        for index, batch in enumerate(recovery.batches):
-            for weights in recovery.weights_before(index):
-                collector.parts.weights.models.prepare(POLICY, weights)()
-            if collector.normalization is not None:
-                collector.normalization.load(batch.normalization)
-            if tracker is not None and batch.version is not None:
-                tracker.version = batch.version
-            collector.parts.turns.run_into(None, batch.random, _stop_after(batch.steps))
-            collector.parts.figures.count(batch.frames)
-            collector.parts.budget.count(batch.frames)
-    finally:
-        collector.parts.weights.receivers = receivers
-    # The driver has the times and the episodes of these batches already.
-    collector.parts.loop.rollout.times = LoopTimes()
-    if collector.normalization is not None:
-        collector.normalization.pop_delta()
-    policy = receivers.get(POLICY)
-    if policy is not None and policy.newer:
-        # The policy may have changed its own buffers since it loaded the newest weights.
-        collector.parts.weights.receive(POLICY, policy, known=recovery.updates)
-
-
-def _stop_after(steps: int) -> Callable[[], bool]:
-    """Returns a function that counts its calls, one per step, and returns True at ``steps``."""
-    taken = count(1)
-    return lambda: next(taken) >= steps
 
 
 def check_loadable(collector: Any, state: Mapping[str, Any], strict: bool) -> None:

@@ -7,9 +7,10 @@ The memory has no name: its descriptor is sent over the worker's socket.
 
 from __future__ import annotations
 
+import math
 import pickle
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -85,6 +86,29 @@ class WorkerBatch:
             sent: TensorDictBase = pickle.loads(answer.batch, buffers=answer.buffers)
             return sent.clear_device_()
         return self.slice.batch(ready.hidden)
+
+
+def limited(
+    parts: Iterable[WorkerBatch], most: float, steps: Sequence[int] | None = None
+) -> list[WorkerBatch]:
+    """Returns the parts of a batch, counted so that they have at most ``most`` frames together.
+
+    Args:
+        parts: the parts.
+        most: the number of frames.
+        steps: for each worker, the number of frames in a step that is not to be divided, although
+            there may be more frames then; None to divide steps.
+    """
+    found = []
+    for part in parts:
+        frames, kept = part.answer.frames, most
+        if steps is not None and most < math.inf:
+            kept = math.ceil(most / steps[part.index]) * steps[part.index]
+        if frames > kept:
+            part = replace(part, answer=replace(part.answer, frames=int(kept)))
+        most -= min(frames, most)
+        found.append(part)
+    return found
 
 
 class BatchAssembler:

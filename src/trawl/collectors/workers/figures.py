@@ -9,12 +9,13 @@ from typing_extensions import override
 from trawl.collectors.multi_config import MultiConfig
 from trawl.collectors.watch.figures import Figures
 from trawl.collectors.watch.times import shares_of
-from trawl.collectors.watch.tracer import Tracer, WorkerTracer
+from trawl.collectors.watch.tracer import Tracer
 from trawl.collectors.workers.assembler import BatchAssembler
 from trawl.collectors.workers.lag import Lags
 from trawl.collectors.workers.pool import WorkerPool
 from trawl.collectors.workers.scheduler import Scheduler
 from trawl.collectors.workers.slot import summary
+from trawl.collectors.workers.tracer import WorkerTracer
 from trawl.collectors.workers.weight_sender import WeightSender
 from trawl.observe.trace_options import TraceOptions
 from trawl.rollout.slab import SlabPool

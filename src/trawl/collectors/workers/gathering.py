@@ -11,11 +11,10 @@ from tensordict import TensorDictBase
 from trawl.backends.base import Backend
 from trawl.collectors.driver.budget import FrameBudget
 from trawl.collectors.driver.delivery import count_frames
-from trawl.collectors.driver.exact import first_frames, limited
+from trawl.collectors.driver.exact import first_frames
 from trawl.collectors.driver.outbox import BatchOutbox, Collected
 from trawl.collectors.multi_config import MultiConfig
-from trawl.collectors.watch.tracer import WorkerTracer
-from trawl.collectors.workers.assembler import BatchAssembler, WorkerBatch
+from trawl.collectors.workers.assembler import BatchAssembler, WorkerBatch, limited
 from trawl.collectors.workers.pool import WorkerPool
 from trawl.collectors.workers.requests import WorkerReady
 from trawl.collectors.workers.scheduler import (
@@ -24,6 +23,7 @@ from trawl.collectors.workers.scheduler import (
     Scheduler,
     SyncScheduler,
 )
+from trawl.collectors.workers.tracer import WorkerTracer
 from trawl.collectors.workers.weights import WorkersWeights
 from trawl.rollout.normalization import Normalization
 

@@ -34,14 +34,13 @@ from trawl.collectors.driver.budget import FrameCounts
 from trawl.collectors.driver.delivery import count_frames
 from trawl.collectors.driver.policy_version import stamp
 from trawl.collectors.driver.weights import POLICY
-from trawl.collectors.local.state import recover
 from trawl.collectors.single import Collector, overrides_rollout
 from trawl.collectors.watch.times import TurnClock
 from trawl.collectors.watch.watching import ResidentMemory
 from trawl.collectors.workers import requests
 from trawl.collectors.workers.handle_calls import HandleCalls
 from trawl.collectors.workers.requests import CollectRequest, WorkerWarning
-from trawl.collectors.workers.snapshots import Recovery, SnapshotTaker
+from trawl.collectors.workers.snapshots import Recovery, SnapshotTaker, recover
 from trawl.envs.capture.pickling import signing_key, use_signing_key
 from trawl.envs.processes.own_process import prepare_process
 from trawl.keys import MASK

@@ -14,10 +14,10 @@ from weakref import WeakKeyDictionary
 from trawl.backends.base import Worker
 from trawl.collectors.driver.budget import FrameCounts
 from trawl.collectors.watch.times import WorkerTimes
-from trawl.collectors.watch.trace_lanes import WorkerLane
 from trawl.collectors.workers import requests
 from trawl.collectors.workers.assembler import NO_SLICE, BufferSlice, WorkerBatch
 from trawl.collectors.workers.snapshots import BatchRecord, Recovery, SentWeights, Snapshot
+from trawl.collectors.workers.tracer import WorkerLane
 from trawl.errors import WorkerDied
 from trawl.observe.episodes import RecentEpisodes
 from trawl.weights.store import Version

@@ -12,17 +12,16 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
+from trawl.collectors.driver.state_checks import RESUME, UNCAPTURED
+from trawl.collectors.driver.weights import POLICY
 from trawl.rollout.normalization import SharedStatistics
+from trawl.rollout.times import LoopTimes
 from trawl.weights.groups import PreparedUpdate
 from trawl.weights.store import Version
 from trawl.weights.tensors import Weights, unpacked_extra
-
-#: Entry of a collector's state with its episodes. Without this entry, new episodes begin.
-RESUME = "resume"
-#: Entry of the state in its place: the reason why the environments can't be captured.
-UNCAPTURED = "uncaptured"
 
 
 @dataclass(frozen=True)
@@ -168,3 +167,41 @@ def kept_copies(
         weights = Weights(slot.named(), unpacked_extra(update.extra))
         for worker in update.workers:
             yield worker, SentWeights(counts[worker], weights)
+
+
+def recover(collector: Any, recovery: Recovery) -> None:
+    """Continues where the dead worker stopped that a collector's worker replaces.
+
+    Batches that the dead worker delivered after its last snapshot are collected again with the
+    same weights, and dropped.
+    """
+    collector.load_state_dict(pickle.loads(recovery.snapshot.state), trust=True)
+    tracker = collector.parts.weights.tracker
+    receivers, collector.parts.weights.receivers = collector.parts.weights.receivers, {}
+    try:
+        for index, batch in enumerate(recovery.batches):
+            for weights in recovery.weights_before(index):
+                collector.parts.weights.models.prepare(POLICY, weights)()
+            if collector.normalization is not None:
+                collector.normalization.load(batch.normalization)
+            if tracker is not None and batch.version is not None:
+                tracker.version = batch.version
+            collector.parts.turns.run_into(None, batch.random, _stop_after(batch.steps))
+            collector.parts.figures.count(batch.frames)
+            collector.parts.budget.count(batch.frames)
+    finally:
+        collector.parts.weights.receivers = receivers
+    # The driver has the times and the episodes of these batches already.
+    collector.parts.loop.rollout.times = LoopTimes()
+    if collector.normalization is not None:
+        collector.normalization.pop_delta()
+    policy = receivers.get(POLICY)
+    if policy is not None and policy.newer:
+        # The policy may have changed its own buffers since it loaded the newest weights.
+        collector.parts.weights.receive(POLICY, policy, known=recovery.updates)
+
+
+def _stop_after(steps: int) -> Callable[[], bool]:
+    """Returns a function that counts its calls, one per step, and returns True at ``steps``."""
+    taken = count(1)
+    return lambda: next(taken) >= steps

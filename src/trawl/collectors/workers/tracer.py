@@ -1,134 +1,82 @@
-"""Lanes of a timeline in which workers draw their batches."""
+"""Draws the timeline of workers, whose clocks it aligns with the driver's.
+
+Each worker has a lane, which receives requests, answers, deaths and replacements.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 from typing_extensions import override
 
-from trawl.collectors.watch.times import BatchTimes
+from trawl.collectors.config import warn
+from trawl.collectors.watch.tracer import DRIVER, SCHEDULER, BatchLane, Tracer
+from trawl.collectors.workers.assembler import WorkerBatch
 from trawl.collectors.workers.requests import BatchReady, CollectRequest, WorkerReady
-from trawl.observe.timeline_file import TraceWriter, moved
+from trawl.observe.timeline_file import TraceWriter, moved, rewrite
+from trawl.observe.trace_options import TraceOptions
 from trawl.observe.waits import Hold
-from trawl.rollout.times import StepSamples
-
-#: Process and thread of the driver's lanes.
-DRIVER, LEARNER, SCHEDULER = 0, 0, 1
-# Seconds by which a span may be too long for its place, because times were rounded.
-_ROUNDED = 1e-7
 
 
-class Piece(NamedTuple):
-    """Span of a batch.
-
-    Attributes:
-        name: name of the activity.
-        began: time at which the span begins.
-        ended: time at which the span ends.
-        seconds: duration of the activity, if there is no room for it; None if there is.
-    """
-
-    name: str
-    began: float
-    ended: float
-    seconds: float | None = None
-
-
-class Pieces:
-    """Divides batches into spans of whole nanoseconds, whose sums are those of the true times."""
-
-    def __init__(self) -> None:
-        # For each name, the seconds that were rounded off so far.
-        self._rests = {"policy": 0.0, "env": 0.0}
-
-    def of(self, times: BatchTimes) -> Iterator[Piece]:
-        """Yields the spans inside a batch, one after the other.
-
-        Steps of the environment and calls of the policy alternate. The spans have the sums of
-        their times.
-        """
-        cursor, limit = times.began, times.ended
-        if times.weights:
-            cursor += times.weights
-            yield Piece("weights", times.began, cursor)
-        used = times.policy + times.env
-        if cursor <= times.loop_began and used <= times.loop_ended - times.loop_began + _ROUNDED:
-            cursor, limit = times.loop_began, times.loop_ended
-        for name, seconds in (("policy", times.policy), ("env", times.env)):
-            if not seconds:
-                continue
-            room = max(0.0, limit - cursor)
-            if seconds > room + _ROUNDED:
-                # Workers with workers of their own have collected for longer than the batch took.
-                yield Piece(name, cursor, limit, seconds)
-                cursor = limit
-                continue
-            wanted = seconds + self._rests[name]
-            drawn = min(room, max(0.0, round(wanted, 9)))
-            self._rests[name] = wanted - drawn
-            yield Piece(name, cursor, cursor + drawn)
-            cursor += drawn
-
-
-class BatchLane:
-    """Lane of a timeline for the batches of a worker, or of a collector without workers.
+class WorkerTracer(Tracer):
+    """Draws the timeline of a collector with workers.
 
     Args:
-        writer: the timeline's file.
-        pid: number of the lane.
-        name: name of the lane.
-
-    Attributes:
-        dropped: number of steps that were recorded and then dropped, because there were too many.
+        name: name of the argument that asked for the timeline, for error messages.
+        options: file and detail of the timeline.
+        remote: True if workers may be on other machines.
     """
 
-    def __init__(self, writer: TraceWriter, pid: int, name: str) -> None:
-        self.writer, self.pid = writer, pid
-        self.dropped = 0
-        self._name = name
-        self._has_steps = False
-        self._pieces = Pieces()
-        writer.name(pid, 0, name, name)
+    def __init__(self, name: str, options: TraceOptions, remote: bool) -> None:
+        super().__init__(name, options)
+        self._remote = remote
+        self._lanes: dict[int, WorkerLane] = {}
+        self.writer.name(DRIVER, SCHEDULER, "driver", "scheduler")
 
-    def draw(
-        self,
-        times: BatchTimes,
-        args: Mapping[str, Any],
-        steps: StepSamples | None,
-        offset: float,
-        held: Hold | None = None,
-    ) -> None:
-        """Draws a batch.
+    def lane(self, index: int) -> WorkerLane:
+        """Returns the lane of a worker."""
+        if index not in self._lanes:
+            self._lanes[index] = WorkerLane(self.writer, index, self._remote)
+        return self._lanes[index]
 
-        Args:
-            times: times of the batch.
-            args: facts about the batch.
-            steps: times of single steps; None if they were not recorded.
-            offset: seconds by which the clock of ``times`` and ``steps`` is ahead of the driver's.
-            held: why the batch was not requested earlier, if it is known.
-        """
-        span, began = self.writer.span, times.began - offset
-        if times.idle:
-            reason = None if held is None else {"reason": held.label}
-            span(self.pid, 0, "wait", began - times.idle, began, reason)
-        span(self.pid, 0, "batch", began, times.ended - offset, args)
-        for piece in self._pieces.of(times):
-            own = None if piece.seconds is None else {"seconds": piece.seconds}
-            span(self.pid, 0, piece.name, piece.began - offset, piece.ended - offset, own)
-        if steps is not None:
-            self._draw_steps(steps, offset)
+    def delivered(self, parts: Sequence[WorkerBatch]) -> None:
+        """Draws the delivery of workers' batches."""
+        now = perf_counter()
+        for part in parts:
+            args = {"worker": part.index, "request": part.answer.number}
+            self.writer.instant(
+                DRIVER, SCHEDULER, "deliver", now, {**args, "frames": part.answer.frames}
+            )
 
-    def _draw_steps(self, steps: StepSamples, offset: float) -> None:
-        if not self._has_steps and steps.times:
-            self._has_steps = True
-            self.writer.name(self.pid, 1, self._name, f"{self._name} steps")
-        self.dropped += steps.dropped
-        for began, between, ended in steps.times:
-            self.writer.span(self.pid, 1, "act", began - offset, between - offset)
-            self.writer.span(self.pid, 1, "step", between - offset, ended - offset)
+    @override
+    def _finish(self, now: float) -> bool:
+        lanes = list(self._lanes.values())
+        for lane in lanes:
+            lane.end()
+        complete = self.writer.close(self._info(now, _clocks(lanes, used=True)))
+        path = self.options.file
+        if complete and is_moved(lanes) and path.is_file():
+            try:
+                rewrite(path, Shifts(lanes), self._info(now, _clocks(lanes, used=False)))
+            except OSError as error:
+                warn(
+                    f"the lanes in {path} are aligned with the first messages only, because the "
+                    f"file can't be rewritten: {error.strerror or error}",
+                    RuntimeWarning,
+                )
+        return complete
+
+    @property
+    @override
+    def _dropped(self) -> int:
+        return sum(lane.dropped for lane in self._lanes.values())
+
+
+def _clocks(lanes: Sequence[WorkerLane], used: bool) -> list[dict[str, Any]]:
+    return [facts for lane in lanes for facts in lane.clock_facts(used)]
 
 
 class WorkerLane(BatchLane):
