@@ -1,8 +1,17 @@
-"""Parts of a collector's time, and reasons why batches are late: all of them, by name.
+"""Parts of a collector's time, what can limit its rate, and why workers are not asked for batches.
 
 The parts are measured in ``rollout/times.py`` and ``collectors/watch/times.py``. From them,
-``bottleneck.py`` finds which of the ``LIMITS`` holds. Workers are asked for batches, or are not for
-the reason of a :class:`Hold`, in ``collectors/workers/scheduler.py``.
+``bottleneck.py`` finds which of the ``LIMITS`` holds. ``collectors/workers/scheduler.py`` finds the
+:class:`Hold` of a worker, whose time is the span "wait" (``collectors/workers/tracer.py``).
+
+Other waits have no name here:
+
+- for more environments that are ready, before a policy acts in them: ``Batching.patience``
+  (``rollout/ready/serving.py``);
+- with ``preemptive_threshold``, for interrupted workers: ``_GRACE`` in the scheduler;
+- of new weights, for a batch that was requested ahead: ``WeightSender.holding``
+  (``collectors/workers/weight_sender.py``);
+- for the replacement of a dead worker: "restart" in timelines (``collectors/workers/pool.py``).
 """
 
 from __future__ import annotations

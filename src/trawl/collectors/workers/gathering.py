@@ -62,14 +62,17 @@ class Gathering:
         self._weights: WorkersWeights = collector.parts.weights
         self.normalization: Normalization | None = None
         self._cut_ids: list[int] = []
-        sampled = self._config.samples_per_insert is not None
-        self._looks_ahead = self._sync and bool(self._config.prefetch or sampled)
         self.demand = Demand(self._config, self._budget, collector.parts.background)
-        self.scheduler: Scheduler = (
-            SyncScheduler(pool, self._config.preemptive_threshold, self.demand)
-            if self._sync
-            else AsyncScheduler(pool, self._weights.bound, self.demand, at_once)
-        )
+        self.scheduler: Scheduler
+        # The scheduler, if it is told to request the next batch, or why it can't be requested yet.
+        self._looks_ahead: SyncScheduler | None = None
+        if self._sync:
+            threshold = self._config.preemptive_threshold
+            self.scheduler = together = SyncScheduler(pool, threshold, self.demand)
+            if self._config.prefetch or self._config.samples_per_insert is not None:
+                self._looks_ahead = together
+        else:
+            self.scheduler = AsyncScheduler(pool, self._weights.bound, self.demand, at_once)
 
     def start(self, ready: Sequence[WorkerReady]) -> None:
         """Begins, or goes on with more workers.
@@ -112,8 +115,8 @@ class Gathering:
         units = scheduler.units if scheduler.whole_steps else None
         parts = limited(collected, self._budget.left(), units)
         self._count(parts, 0 if self._outbox.whole is not None else 1)
-        if self._looks_ahead:
-            self._look_ahead(parts)
+        if self._looks_ahead is not None:
+            self._look_ahead(self._looks_ahead, parts)
         self._weights.count_lags(parts)
         if self.workers_write:
             return None
@@ -124,20 +127,16 @@ class Gathering:
         batch = self._cut(self.assembler.assemble(parts), frames)
         return self._outbox.take([Collected(batch, batch.shape[-1], frames)], counted=True)
 
-    def _look_ahead(self, parts: Sequence[WorkerBatch]) -> None:
+    def _look_ahead(self, scheduler: SyncScheduler, parts: Sequence[WorkerBatch]) -> None:
         """Requests the next batch, which workers collect while the learner uses these parts.
 
         Without ``prefetch=1``, or if no more is wanted yet, only the reason is noted.
         """
-        sender, scheduler = self._weights.sender, self.scheduler
-        if self._config.prefetch:
+        sender, prefetch = self._weights.sender, self._config.prefetch
+        if prefetch:
             sender.release()
             self._weights.before_request()
-        # The buffer does not have these frames yet.
-        hold = self.demand.hold(1, sum(part.answer.frames for part in parts))
-        if hold is not None:
-            scheduler.hold_all(hold)
-        elif self._config.prefetch:
+        if not scheduler.is_held(sum(part.answer.frames for part in parts)) and prefetch:
             # Later updates wait for the batch, so the weights don't depend on the workers' speed.
             sender.hold()
             scheduler.request_ahead()

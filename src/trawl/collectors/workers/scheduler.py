@@ -141,13 +141,6 @@ class Scheduler(ABC):
     def collect(self) -> list[WorkerBatch]:
         """Collects the workers' parts of a batch, sorted by worker."""
 
-    def request_ahead(self) -> None:  # noqa: B027 (some schedulers have nothing to do)
-        """Requests the next batch, unless the scheduler requests batches ahead by itself."""
-
-    def hold_all(self, hold: Hold) -> None:
-        """Notes why no worker is asked for the next batch yet."""
-        self._held = dict.fromkeys(range(len(self.frames)), hold)
-
     def set_workers(
         self, assembler: BatchAssembler | None, frames: list[int], units: list[int]
     ) -> None:
@@ -282,8 +275,20 @@ class SyncScheduler(Scheduler):
         parts, self._made = self._made, []
         return sorted(parts, key=lambda part: part.index)
 
-    @override
+    def is_held(self, counted: int) -> bool:
+        """Returns True if no worker is to be asked for the next batch yet, and notes why.
+
+        Args:
+            counted: number of frames that are being delivered. A replay buffer doesn't have them
+                yet.
+        """
+        hold = self.demand.hold(1, counted)
+        if hold is not None:
+            self._held = dict.fromkeys(range(len(self.frames)), hold)
+        return hold is not None
+
     def request_ahead(self) -> None:
+        """Requests the next batch."""
         self._random, self._began = self.demand.random, time.monotonic()
         self._fresh = self._request_all(self._random)
         self.requested = True

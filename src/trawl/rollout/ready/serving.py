@@ -115,6 +115,7 @@ class ServingRecord:
             "p50_forward_ms": float(middle),
             "p95_forward_ms": float(high),
             "forward_share": self._acted / elapsed,
+            # In a collector's `stats()`, this is the share in which the driver waits for batches.
             "wait_share": self.waited / elapsed,
         }
 
