@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import itemgetter
 from typing import Any
 
@@ -71,7 +72,9 @@ class SpaceLeaf:
             TypeError: if the dtype is of another kind; the message names the key and both dtypes.
         """
         expected = (*batch, *self.spec.shape)
-        if array.shape == expected and np.can_cast(array.dtype, self.dtype, "same_kind"):
+        if array.shape == expected and (
+            array.dtype == self.dtype or np.can_cast(array.dtype, self.dtype, "same_kind")
+        ):
             return
         name = f"observation {show_key(self.key)}"
         if agent is not None:
@@ -82,7 +85,7 @@ class SpaceLeaf:
             )
         raise TypeError(f"{name} is {array.dtype}, but its space says {self.dtype}")
 
-    @property
+    @cached_property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the encoded array."""
         return torch.empty(0, dtype=self.spec.dtype).numpy().dtype

@@ -120,7 +120,7 @@ class _Code:
         self.writes: list[Key] = []
         self._lines: list[str] = []
         self._names: dict[Key, str] = {}
-        self._globals: dict[str, Any] = {"isinstance": isinstance, "Tensor": Tensor, "len": len}
+        self._globals: dict[str, Any] = {"Tensor": Tensor}
 
     def draw(self, drawn: Sampling) -> None:
         """Adds a call that draws samples, by the function that draws them then."""
@@ -162,7 +162,8 @@ class _Code:
         given = ", ".join(self._names[key] for key in self.reads)
         results = ", ".join(self._names[key] for key in self.writes)
         body = "\n    ".join([*self._lines, f"return {results}"])
-        exec(f"def call({given}):\n    {body}", self._globals)
+        code = f"def call({given}):\n    {body}"
+        exec(compile(code, "<calls of the policy's modules>", "exec"), self._globals)
         # If its own globals referred to it, only a garbage collection would free the modules.
         found: Callable[..., Any] = self._globals.pop("call")
         return found

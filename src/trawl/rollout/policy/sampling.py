@@ -536,7 +536,7 @@ def _compiled(calls: Sequence[_Call], arguments: int, outputs: Sequence[int | No
                 if number in needed
             ]
     lines.append(f"    return ({''.join(f'v{number}, ' for number in outputs)})")
-    exec("\n".join(lines), constants)
+    exec(compile("\n".join(lines), "<operations of a distribution>", "exec"), constants)
     function: Function = constants.pop("recorded")
     return function
 

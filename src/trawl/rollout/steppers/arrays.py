@@ -196,7 +196,8 @@ class SingleStepper(EnvStepper[StepArrays]):
                 or t >= cutoff
             ):
                 obs, cutoff = restart(t, obs, terminated, truncated, cutoff)
-                obs = checked(0, obs)
+                if obs.__class__ is not np.ndarray or obs.shape != shape or obs.dtype is not dtype:
+                    obs = checked(0, obs)
             root_row[t][...] = obs
             if latest is not None:
                 latest.array = obs
