@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from operator import add, attrgetter, sub
 from typing import Any
 
 from typing_extensions import Self
@@ -39,24 +40,30 @@ class FrameCounts:
     @classmethod
     def total(cls, parts: Iterable[FrameCounts]) -> Self:
         """Returns the sum of the progress of several workers."""
-        return cls(*map(sum, zip(*map(astuple, parts), strict=True)))
+        return cls(*map(sum, zip(*map(_values, parts), strict=True)))
 
     def since(self, before: FrameCounts) -> FrameCounts:
         """Returns what was counted since an earlier time, with the frames that are pending now."""
-        counts = (now - then for now, then in zip(astuple(self), astuple(before), strict=True))
-        pending = self.trajectory_pending_frames
-        return replace(FrameCounts(*counts), trajectory_pending_frames=pending)
+        found = FrameCounts(*map(sub, _values(self), _values(before)))
+        found.trajectory_pending_frames = self.trajectory_pending_frames
+        return found
 
     def add(self, other: FrameCounts) -> None:
         """Adds what was counted since, which :meth:`since` returned."""
-        self.load(asdict(FrameCounts.total([self, other])))
+        for name, count in zip(_NAMES, map(add, _values(self), _values(other)), strict=True):
+            setattr(self, name, count)
         self.trajectory_pending_frames = other.trajectory_pending_frames
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restores the counts of a state; no frames are pending then."""
-        for name in asdict(self):
+        for name in _NAMES:
             setattr(self, name, int(state.get(name, 0)))
         self.trajectory_pending_frames = 0
+
+
+_NAMES = tuple(field.name for field in fields(FrameCounts))
+# Several times as quick as ``astuple``, which copies each number. Batches of workers are counted.
+_values = attrgetter(*_NAMES)
 
 
 def progress_of(state: Mapping[str, Any]) -> Mapping[str, Any]:
