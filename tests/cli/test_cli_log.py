@@ -8,6 +8,7 @@ import pytest
 from cli_parts import logged, run, trawl
 
 from trawl.data import info
+from trawl.extras.monitors.sinks import STATS_SINKS
 
 COLLECT = ["--frames", 60, "--frames-per-batch", 20, "--seed", 1, "--out", "run"]
 
@@ -31,6 +32,14 @@ def test_several_destinations(monkeypatch):
     assert [name[:10] for name in os.listdir("tb")] == ["events.out"]
     assert any(name.startswith("offline-run") for name in os.listdir("wandb"))
     assert os.path.isdir("mlruns") == ("mlflow:mlruns" in logs)
+
+
+def test_the_help_names_all_destinations():
+    code, said, _ = trawl("collect", "--help")
+    assert code == 0
+    words = " ".join(said.replace("│", " ").split())
+    for name in STATS_SINKS.own:
+        assert f"{name}:{STATS_SINKS[name].target}" in words
 
 
 _ENVIRONMENTS = """

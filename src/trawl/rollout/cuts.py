@@ -4,9 +4,10 @@ An environment ends its episodes itself, as terminated or truncated. All other e
 
 - An episode is at the limit ``max_frames_per_traj``: :func:`is_late` says so where steps are
   counted one by one (tensors, loose frames, frames in order of arrival). Steppers of arrays know
-  the row before, by :func:`steps_to_limit` (``EpisodeEnds``, ``VectorEnds`` in ``episodes.py``).
+  the row before, by :func:`steps_to_limit` (``EpisodeEnds``, ``VectorEnds`` in
+  ``rollout/episodes.py``).
 - An environment fails and is rebuilt, or its worker dies: the frame before the failure is the last
-  one (``discard_step`` and ``end_open`` in ``episodes.py``, ``data/trajectories.py``).
+  one (``discard_step`` and ``end_open`` in ``rollout/episodes.py``; ``data/trajectories.py``).
 - The user wants batches to end like episodes (``set_truncated=True``), although these go on.
 - A trajectory that goes on is written in a format of whole episodes (``data/sinks/episodes.py``).
 

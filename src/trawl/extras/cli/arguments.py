@@ -178,6 +178,7 @@ class CollectArguments:
     asynchronous: Annotated[Flag, _ORDER, tyro.conf.arg(name="async")] = False
     """Collect each batch from one worker, and write batches in the order in which they finish."""
 
+    # The table of sinks would be imported for every help; a test compares.
     log: Annotated[
         tyro.conf.UseAppendAction[tuple[str, ...]],
         tyro.conf.arg(metavar="TO", help_behavior_hint="(default: none; repeatable)"),
