@@ -4,10 +4,11 @@ import fcntl
 import os
 import signal
 from functools import partial
+from pathlib import Path
 
 import pytest
 
-from trawl import MultiAsyncCollector, MultiCollector, MultiSyncCollector
+from trawl import Collector, MultiAsyncCollector, MultiCollector, MultiSyncCollector
 from trawl.testing import FaultyEnv, NumberedEnv
 
 OPTIONS = {"num_workers": 2, "frames_per_batch": 20, "total_frames": 200}
@@ -35,6 +36,28 @@ def test_the_frames_of_workers_are_those_delivered(sync):
     assert sum(after[f"worker_{index}/frames"] for index in range(2)) == 200
     assert not after["worker_0/alive"]
     assert "frames" not in after
+
+
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [
+        (Collector, {"trajs_per_batch": 1, "traj_format": "cat", "on_env_error": "restart"}),
+        (MultiSyncCollector, {"track_policy_version": True, "start_method": "inline"}),
+        (MultiAsyncCollector, {"start_method": "inline"}),
+    ],
+)
+def test_the_pages_explain_all_figures(cls, options):
+    pages = Path(__file__).resolve().parents[2] / "docs"
+    names = ("one-process.md", "many-processes.md")
+    words = "".join((pages / name).read_text(encoding="utf-8") for name in names)
+    workers = {} if cls is Collector else {"num_workers": 2}
+    with cls("CartPole-v1", frames_per_batch=100, total_frames=1000, **workers, **options) as one:
+        one.next()
+        facts = one.stats()
+    # Of the seconds of each part of the time, the page names the first of each group.
+    found = {name.replace("_seconds", "_share") for name in facts}
+    assert len(found) > 20
+    assert not [name for name in found if f"`{name}`" not in words]
 
 
 class Held(NumberedEnv):
