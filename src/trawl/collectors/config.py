@@ -1,4 +1,8 @@
-"""The options of a collector, with their defaults, meanings and checks."""
+"""The options of a collector, with their defaults, meanings and checks.
+
+The tags after an option's check, such as ``DRIVER`` (only the driver acts on it) and ``LIST`` (it
+may be a list, with an entry for each worker), are those of ``options.py``.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The parts are measured in ``rollout/times.py`` and ``collectors/watch/times.py``. From them,
 ``bottleneck.py`` finds which of the ``LIMITS`` holds. ``collectors/workers/scheduler.py`` finds the
-:class:`Hold` of a worker, whose time is the span "wait" (``collectors/workers/tracer.py``).
+:class:`Hold` of a worker, whose time is the span "wait" (``collectors/watch/tracer.py``).
 
 Other waits have no name here:
 

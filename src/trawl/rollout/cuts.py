@@ -11,9 +11,11 @@ An environment ends its episodes itself, as terminated or truncated. All other e
 - The user wants batches to end like episodes (``set_truncated=True``), although these go on.
 - A trajectory that goes on is written in a format of whole episodes (``data/sinks/episodes.py``).
 
-All of them have the flags written by :func:`mark_cut`, which nothing else does. The reset that
-follows, the ids and the step counts are those of any other end. Environments of TorchRL count and
-mark their steps with a transform of TorchRL (``collectors/local/torchrl_transforms.py``).
+All of them have ``truncated`` written by :func:`mark_cut`. Steppers of arrays have set ``done``
+before (``EpisodeEnds``, ``VectorEnds``); ``rollout/steppers/tensors.py``,
+``rollout/writers/tensordicts.py`` and ``rollout/ready/writer.py`` mark the limit of the others. The
+reset that follows, the ids and the step counts are those of any other end. Environments of TorchRL
+count and mark their steps with a transform of TorchRL (``collectors/local/torchrl_transforms.py``).
 """
 
 from __future__ import annotations
