@@ -49,7 +49,7 @@ PLACES = {
     "data/state_files.py: read_state": "torch.load with weights_only=True",
     "data/state_files.py: _read_back": "torch.load with weights_only=True",
     "data/state_files.py: _unreadable": "torch.load with weights_only=True",
-    "collectors/local/state.py: recover": CARRIED,
+    "collectors/workers/snapshots.py: recover": CARRIED,
     "collectors/workers/service.py: CollectorService._call": CARRIED,
     "envs/attributes.py: packed_result": CARRIED,
     "envs/build.py: EnvCopy.__call__": CARRIED,

@@ -56,7 +56,6 @@ from trawl.extras.cli.arguments import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-LOOKALIKES = Path(__file__).parent / "lookalikes"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMPARE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 # Languages of blocks. Any other language is an error, because its blocks would silently not run.
@@ -122,8 +121,7 @@ def untouched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     monkeypatch.setattr(
         tempfile, "mkdtemp", lambda *to, **more: mkdtemp(*to, **(more if to or more else here))
     )
-    # Simulators that need a GPU have stand-ins with the same interface.
-    monkeypatch.setattr(sys, "path", [*sys.path, str(LOOKALIKES)])
+    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("COLUMNS", "100")
     modules = set(sys.modules)
     # Silences TorchRL. The variable is for the case that it is imported only later.
@@ -150,9 +148,12 @@ def untouched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 # Their packages have to be installed before Python starts; see test_own_packages.py.
 WITH_PACKAGES = sorted((ROOT / "docs").glob("own-*.md"))
+# Has stand-ins for simulators, which other tests must not find; see test_simulators.py.
+SIMULATORS = ROOT / "docs" / "simulators.md"
+ELSEWHERE = (*WITH_PACKAGES, SIMULATORS)
 
 
-@pytest.mark.parametrize("page", [one for one in PAGES if one not in WITH_PACKAGES], ids=name_of)
+@pytest.mark.parametrize("page", [one for one in PAGES if one not in ELSEWHERE], ids=name_of)
 @pytest.mark.usefixtures("untouched")
 def test_page(page: Path) -> None:
     run_page(page)

@@ -257,7 +257,10 @@ class CollectionProgress:
             done = f"{frames:,}" if total is None else f"{frames:,}/{total:,}"
             part = self._state.bottleneck.part
             part = self._state.learner if part == "learner" else part
-            title = [self._title] if self._title else []
+            # Not every terminal shows the letters of all languages.
+            plain = self._title.encode("ascii", "replace").decode()
+            utf8 = self._console.encoding.startswith("utf")
+            title = [self._title if utf8 else plain] if self._title else []
             line = "  ".join([*title, f"{done} frames", *figures, f"bottleneck {part}"])
             self._console.print(Text(line), soft_wrap=True)
 
