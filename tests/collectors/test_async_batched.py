@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from collector_parts import Chooses
 from tensordict.nn import TensorDictModule
 from torch import nn
 
@@ -31,13 +32,6 @@ def makers(count):
 
 def ledger_of(count):
     return Ledger([make() for make in makers(count)])
-
-
-class Chooses(nn.Module):
-    """Policy that takes the action that the sum of the observation names."""
-
-    def forward(self, observation):
-        return nn.functional.one_hot(observation.sum(-1).long().abs() % 4, 4)
 
 
 class Sized(Chooses):

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from collector_parts import Chooses
 from tensordict.nn import TensorDictModule
-from test_async_batched import LENGTHS, Chooses, Constant, Sized
+from test_async_batched import LENGTHS, Constant, Sized
 from torch import nn
 
 from trawl.collectors import AsyncBatchedCollector, Collector, RandomPolicy

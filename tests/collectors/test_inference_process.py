@@ -11,8 +11,9 @@ from functools import partial
 import psutil
 import pytest
 import torch
+from collector_parts import Chooses
 from tensordict.nn import TensorDictModule
-from test_async_batched import Chooses, Constant, Dies, ledger_of, makers
+from test_async_batched import Constant, Dies, ledger_of, makers
 
 from trawl.collectors import (
     AsyncBatchedCollector,

@@ -7,6 +7,7 @@ from typing import Any
 
 from test_batches_on_device import COUNT, SIZE, Counting, policy
 
+from tests.collectors.collector_parts import Chooses
 from tests.cuda.device import CPU, DEVICE
 from trawl.collectors import AsyncBatchedCollector, Collector
 from trawl.testing import NumberedEnv
@@ -29,8 +30,6 @@ def main() -> None:
             held = [batch for batch, _ in zip(collector, range(4), strict=False)]
         total = sum(batch["observation"].double().sum().item() for batch in held)
         print(f"{options or 'plain'}: {len(held)} batches, sum {total:.0f}")
-    from test_policies_on_device import Chooses
-
     makers = [partial(NumberedEnv, number) for number in range(4)]
     with AsyncBatchedCollector(
         makers, policy=Chooses(), frames_per_batch=40, total_frames=120, device=DEVICE

@@ -5,21 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from tensordict.nn import TensorDictModule
-from torch import Tensor, nn
 
+from tests.collectors.collector_parts import Chooses
 from tests.cuda.device import DEVICE, ON_GPU
 from tests.envs.jax_parts import Scripted
 from trawl.collectors import Collector
 from trawl.envs import JaxEnv
 
 jax = pytest.importorskip("jax")
-
-
-class Chooses(nn.Module):
-    """Policy that takes the action that the observation's second value names."""
-
-    def forward(self, observation: Tensor) -> Tensor:
-        return nn.functional.one_hot(observation[..., 1].long() % 4, 4)
 
 
 def test_the_data_stay_on_the_device() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.collectors.collector_parts import Chooses, Scorer
 from tests.cuda.device import CPU, DEVICE, ON_GPU, few, needs_gpu
 from trawl.collectors import AsyncBatchedCollector, Collector
 from trawl.rollout.layout import Leaf
@@ -20,25 +21,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:policy has no parameters to move", "ignore:.*registered in PyTree"
 )
 LENGTHS = (3, 5, 2)
-
-
-class Scorer(nn.Module):
-    """Policy of ``NumberedEnv`` whose weights say which action it takes."""
-
-    def __init__(self, choice: int) -> None:
-        super().__init__()
-        self.scores = nn.Parameter(nn.functional.one_hot(torch.tensor(choice), 4).float())
-
-    def forward(self, observation: Tensor) -> Tensor:
-        action = nn.functional.one_hot(self.scores.argmax(-1), 4)
-        return action.expand(*observation.shape[:-1], 4)
-
-
-class Chooses(nn.Module):
-    """Policy that takes the action that the sum of the observation names."""
-
-    def forward(self, observation: Tensor) -> Tensor:
-        return nn.functional.one_hot(observation.sum(-1).long().abs() % 4, 4)
 
 
 class Control(nn.Module):

@@ -222,18 +222,12 @@ def _act_fn(
         inputs: rows of each input.
         writers: functions that write the outputs into row ``t``.
     """
-    call, outputs = plan.call, plan.outputs
+    call = plan.call
     if len(inputs) == len(writers) == 1:
         (values,), (write_only,) = inputs, writers
         return lambda t: write_only(t, call(values[t]))
-    if len(inputs) == 1 and len(writers) > 1:
-        (values,) = inputs
-
-        def act_on_one(t: int) -> None:
-            for write, output in zip(writers, call(values[t]), strict=True):
-                write(t, output)
-
-        return act_on_one
+    # Of several outputs, the call itself returns a sequence.
+    outputs = plan.outputs if len(writers) == 1 else call
 
     def act(t: int) -> None:
         found = outputs(*[values[t] for values in inputs])
