@@ -7,18 +7,12 @@ from collector_parts import Buffer
 from multi_parts import BOTH, PLACES, Chooser, actions, ledger, make
 
 
-def checked(buffer, *args, **kwargs):
-    """The buffer's frames, each of which has to be there once and in order."""
-    book = ledger(*args, **kwargs)
-    for frame in buffer.frames:
-        book.add(frame.unsqueeze(0))
-    return book
-
-
 @PLACES
 def test_background_collection_can_be_held(cls, method):
     buffer = Buffer()
-    with make(cls, policy=Chooser(1), replay_buffer=buffer, start_method=method) as collector:
+    with make(
+        cls, policy=Chooser(1), replay_buffer=buffer, total_frames=400, start_method=method
+    ) as collector:
         collector.start()
         collector.start()
         assert collector.is_running()
@@ -35,9 +29,14 @@ def test_background_collection_can_be_held(cls, method):
         with pytest.raises(KeyError), collector.pause():
             raise KeyError
         # An error within does not leave it held.
-        buffer.wait_for(len(buffer) + 30)
+        buffer.wait_for(400)
         collector.async_shutdown()
-    assert checked(buffer, 2).frames == len(buffer)
+        assert collector.closed
+        assert collector.stats()["frames"] == 400
+    book = ledger(2)
+    for frame in buffer.frames:
+        book.add(frame.unsqueeze(0))
+    assert book.frames == 400
     assert actions(buffer.frames[-1].unsqueeze(0)) == {2}
 
 
