@@ -1,5 +1,8 @@
 """Workers that differ: lists with an entry for each of them; and `Collector` as the way to them."""
 
+import importlib
+import sys
+import threading
 from typing import Any
 
 import gymnasium
@@ -56,6 +59,31 @@ def test_environments_that_are_registered_here_are_known_to_workers():
             assert worker_of(collector.next()) == 0
     finally:
         del gymnasium.registry[name]
+
+
+def test_an_environment_that_workers_can_not_import_is_missed_where_it_is_used(tmp_path):
+    import gymnasium
+
+    module = tmp_path / "only_of_the_driver.py"
+    module.write_text("from trawl.testing import NumberedEnv\nclass Own(NumberedEnv): ...\n")
+    lock = threading.Lock()  # can't be pickled
+    sys.path.insert(0, str(tmp_path))
+    try:
+        entry = importlib.import_module(module.stem).Own
+        gymnasium.register("TrawlTest/Here-v0", entry_point=entry)
+        gymnasium.register("TrawlTest/Lock-v0", entry_point=NumberedEnv, kwargs={"lock": lock})
+        gymnasium.register("TrawlTest/Other-v0", NumberedEnv, disable_env_checker=True)
+        sys.path.remove(str(tmp_path))
+        options = {"num_workers": 1, "frames_per_batch": 10, "start_method": "forkserver"}
+        with MultiSyncCollector("TrawlTest/Other-v0", **options) as collector:
+            assert worker_of(collector.next()) == 0
+        for name, reason in [("Here", "No module named 'only_of_the_driver'"), ("Lock", "pickle")]:
+            with pytest.raises(RuntimeError, match=rf"TrawlTest/{name}-v0 is registered.*{reason}"):
+                MultiSyncCollector(f"TrawlTest/{name}-v0", **options)
+    finally:
+        for name in ("Here", "Lock", "Other"):
+            gymnasium.registry.pop(f"TrawlTest/{name}-v0", None)
+        sys.modules.pop(module.stem, None)
 
 
 # --- policies
