@@ -4,9 +4,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from monitor_parts import make, watch
+from monitor_parts import watch
 
-from trawl.observe import Monitor, WandbSink
+from trawl.observe import WandbSink
 
 wandb = pytest.importorskip("wandb")
 wandb_internal_pb2 = pytest.importorskip("wandb.proto.wandb_internal_pb2")
@@ -60,64 +60,41 @@ def history(folder):
     return rows
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_wandb_reads_the_numbers(workers, tmp_path):
-    last = watch(WandbSink("project", dir=tmp_path), workers)
+def test_wandb_reads_the_numbers(tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_MODE")
+    served = []
+    sink = WandbSink("project", dir=tmp_path, mode="offline")
+    last = watch(sink, 2, lambda: served.append(services()))
+    assert [len(each) for each in served] == [1]
+    # The service ends with the last run.
+    assert services() == []
     rows = history(tmp_path)
     numbers = {name: value for name, value in last.items() if not isinstance(value, str)}
     found = {k: v for k, v in rows[-1].items() if not k.startswith("_")}
     assert found == pytest.approx({f"collector/{name}": value for name, value in numbers.items()})
     assert rows[-1]["_step"] == 60
-    assert ("collector/worker_1/frames" in found) == (workers > 0)
-    assert services() == []
 
 
-def test_the_service_ends_with_the_last_run(tmp_path, monkeypatch):
-    monkeypatch.delenv("WANDB_MODE")
-    sink = WandbSink("project", dir=tmp_path, mode="offline")
-    with make(0) as collector, Monitor(collector, [sink]):
-        assert len(services()) == 1
-        list(collector)
-    assert services() == []
-
-
-def test_runs_of_the_program_go_on(tmp_path, monkeypatch):
+def test_runs_of_the_program_go_on_and_can_be_used(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     (tmp_path / "mine").mkdir()
     with wandb.init(project="mine", dir=tmp_path / "mine") as run:
         watch(WandbSink("project", dir=tmp_path / "own"))
         assert wandb.run is run
         assert len(services()) == 1
+        sink = WandbSink(run=run, prefix="")
+        sink.open()
+        # Values that are no finite numbers are left out.
+        sink.write({"a": float("nan"), "b": float("-inf"), "c": "text", "frames": 2.5}, 60)
+        sink.close()
         run.log({"loss": 1.0}, step=60)
     wandb.teardown()
-    assert [row["loss"] for row in history(tmp_path / "mine")] == [1.0]
+    (row,) = history(tmp_path / "mine")
+    assert {k: v for k, v in row.items() if not k.startswith("_")} == {"frames": 2.5, "loss": 1.0}
+    assert row["_step"] == 60
     assert history(tmp_path / "own")[-1]["collector/frames"] == 60
 
 
-def test_a_run_of_the_program_can_be_used(tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
-    with wandb.init(project="mine", dir=tmp_path) as run:
-        watch(WandbSink(run=run, prefix=""))
-        run.log({"loss": 1.0}, step=60)
-    wandb.teardown()
-    (last,) = [row for row in history(tmp_path) if row["_step"] == 60]
-    assert (last["loss"], last["frames"]) == (1.0, 60)
-
-
-def test_values_that_are_no_finite_numbers_are_left_out(tmp_path):
-    sink = WandbSink("project", dir=tmp_path, prefix="")
-    sink.open()
-    sink.write({"a": float("nan"), "b": float("-inf"), "c": "text", "d": 2.5}, 7)
-    sink.close()
-    (row,) = history(tmp_path)
-    assert {k: v for k, v in row.items() if not k.startswith("_")} == {"d": 2.5}
-
-
-def test_a_run_takes_no_arguments_of_another(tmp_path):
+def test_a_run_takes_no_arguments_of_another():
     with pytest.raises(TypeError, match="leave out project, mode, name"):
         WandbSink("project", run=object(), name="a", mode="offline")
-
-
-def test_errors_of_wandb_are_raised_at_once():
-    with make(0) as collector, pytest.raises(wandb.Error):
-        Monitor(collector, [WandbSink("a/b?")])
