@@ -1,6 +1,9 @@
 """What the tests of monitors share."""
 
+import io
 import threading
+
+from rich.console import Console
 
 from trawl import Collector, MultiSyncCollector
 from trawl.observe import Monitor, StatsSink
@@ -70,3 +73,10 @@ def watch(sink, workers=0, during=lambda: None, **options):
             during()
         assert monitor.closed
     return last
+
+
+def panel_of(progress, width=60):
+    """The panel of a progress as plain text."""
+    console = Console(file=io.StringIO(), width=width, height=100, color_system=None)
+    console.print(progress.render())
+    return console.file.getvalue()

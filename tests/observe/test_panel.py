@@ -1,12 +1,11 @@
 """The panel, rendered at several sizes."""
 
 import io
-import os
 import re
-import signal
 from contextlib import contextmanager
 
 import pytest
+from monitor_parts import panel_of
 from rich.console import Console
 
 from trawl import Collector, MultiSyncCollector
@@ -17,7 +16,6 @@ from trawl.observe import CollectionProgress
 from trawl.observe.bottleneck import bottleneck_of
 from trawl.testing import NumberedEnv
 
-ESCAPES = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 LONG = "my_company.environments.manufacturing.lines:AssemblyLineWithManyStations-v12"
 
 
@@ -40,10 +38,8 @@ def running(collector, title="a title", batches=3, **options):
 
 
 def lines_of(progress, width):
-    """The lines of the panel as plain text, without trailing blanks."""
-    console = Console(file=io.StringIO(), width=width, height=100, color_system=None)
-    console.print(progress.render())
-    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+    """The lines of the panel, without trailing blanks."""
+    return [line.rstrip() for line in panel_of(progress, width).splitlines()]
 
 
 def alone(**options):
@@ -55,35 +51,34 @@ def many(count, **options):
     return InlineCollector([NumberedEnv] * count, **options)
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
 @pytest.mark.parametrize("workers", [0, 2, 32])
 @pytest.mark.parametrize("batches", [0, 3, 10])
-def test_every_line_fits(width, workers, batches):
+def test_every_line_fits(workers, batches):
     collector = many(workers) if workers else alone()
     with running(collector, LONG, batches) as progress:
-        lines = lines_of(progress, width)
-    assert max(map(len, lines)) <= width
-    text = "\n".join(lines)
-    assert f"{100 * batches * max(1, workers) // (10 if workers else 1):,}/" in text
-    assert f"{10 * batches}%" in lines[0]
-    assert "my_comp" in lines[0]
-    assert ("worker 1" in text) == bool(workers)
-    assert ("limits the rate" in " ".join(lines)) == bool(batches)
+        panels = {width: lines_of(progress, width) for width in (40, 60, 80, 100, 200)}
+    for width, lines in panels.items():
+        assert max(map(len, lines)) <= width
+        text = "\n".join(lines)
+        assert f"{100 * batches * max(1, workers) // (10 if workers else 1):,}/" in text
+        assert f"{10 * batches}%" in lines[0]
+        assert "my_comp" in lines[0]
+        assert ("worker 1" in text) == bool(workers)
+        assert ("limits the rate" in " ".join(lines)) == bool(batches)
 
 
-@pytest.mark.parametrize("width", [60, 70, 120])
-def test_a_row_has_what_there_is_room_for(width):
+def test_a_row_has_what_there_is_room_for():
     with running(many(3)) as progress:
-        lines = lines_of(progress, width)
-    (heading,) = [line for line in lines if "frames/s" in line and "/300" not in line]
-    titles = {name: name in heading for name in ("env", "policy", "idle", "overhead", "weights")}
-    expected = {60: 3, 70: 4, 120: 5}[width]
-    assert list(titles.values()) == [number < expected for number in range(5)]
-    row = next(line for line in lines if line.startswith("worker 2"))
-    shares = re.findall(r"(\d+)%", row)
-    assert len(shares) == expected
-    assert width < 120 or 97 <= sum(map(int, shares)) <= 103
-    assert "".join(lines).count("all  ") == 1
+        panels = {width: lines_of(progress, width) for width in (60, 70, 120)}
+    for (width, lines), expected in zip(panels.items(), (3, 4, 5), strict=True):
+        (heading,) = [line for line in lines if "frames/s" in line and "/300" not in line]
+        titles = ("env", "policy", "idle", "overhead", "weights")
+        assert [name in heading for name in titles] == [n < expected for n in range(5)]
+        row = next(line for line in lines if line.startswith("worker 2"))
+        shares = re.findall(r"(\d+)%", row)
+        assert len(shares) == expected
+        assert width < 120 or 97 <= sum(map(int, shares)) <= 103
+        assert "".join(lines).count("all  ") == 1
 
 
 @pytest.mark.parametrize("height", [5, 8, 12, 20, 30, 60])
@@ -130,24 +125,6 @@ def test_dead_workers_have_a_row_in_preference_to_others(room, labels, note):
     assert sum(" dead " in line for line in cells[1:]) == len([row for row in rows if row.dead])
 
 
-@pytest.mark.filterwarnings("ignore:worker 1 was killed:RuntimeWarning")
-def test_restarts_have_a_column():
-    collector = MultiSyncCollector(
-        NumberedEnv, num_workers=2, frames_per_batch=20, total_frames=400
-    )
-    with running(collector) as progress:
-        assert "restarts" not in "\n".join(lines_of(progress, 60))
-        os.kill(collector._pool.slots[1].worker.pid, signal.SIGKILL)
-        for batch in collector:
-            progress.update(batch)
-        lines = lines_of(progress, 60)
-    (heading,) = [line for line in lines if "restarts" in line]
-    place = heading.index("restarts") + len("restarts")
-    rows = {name: next(line for line in lines if line.startswith(name)) for name in
-            ("worker 0", "worker 1", "all")}  # fmt: skip
-    assert [row[:place].endswith(" 1") for row in rows.values()] == [False, True, True]
-
-
 def test_an_endless_collection_has_no_bar_and_no_time_left():
     with running(many(2, total_frames=-1)) as progress:
         lines = lines_of(progress, 80)
@@ -157,25 +134,21 @@ def test_an_endless_collection_has_no_bar_and_no_time_left():
     assert "/60" not in lines[1]
 
 
-def test_the_time_left_is_shown_until_the_end():
-    with running(alone(), batches=9) as progress:
-        assert lines_of(progress, 80)[0].endswith(" left")
-        assert "90%" in lines_of(progress, 80)[0]
-    with running(alone(), batches=10) as progress:
-        assert lines_of(progress, 80)[0].endswith("100%")
-
-
-def test_a_collection_that_goes_on_has_the_rate_of_its_own_frames():
+def test_the_time_left_is_shown_until_the_end_of_a_collection_that_went_on():
     with alone() as collector:
         for _ in range(5):
             collector.next()
         console = Console(file=io.StringIO(), force_terminal=True)
         with CollectionProgress(collector, console=console) as progress:
             assert progress.throughput == [(0.0, 0)]
-            progress.update(collector.next())
-            assert progress.throughput[-1][1] == 100
-            assert progress.rate == pytest.approx(100 / progress.seconds)
-            assert "600/1,000 frames" in "".join(lines_of(progress, 80))
+            for count in range(6, 11):
+                progress.update(collector.next())
+                lines = lines_of(progress, 80)
+                assert f"{count}00/1,000 frames" in "".join(lines) or count == 10
+                assert lines[0].endswith(" left" if count < 10 else "100%")
+                # The rate is that of its own frames.
+                assert progress.throughput[-1][1] == 100 * (count - 5)
+            assert progress.rate == pytest.approx(500 / progress.seconds)
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
@@ -189,12 +162,3 @@ def test_a_terminal_that_cant_show_bars_gets_lines(encoding):
     assert written.isascii() == (encoding != "utf-8")
     assert (b"\x1b[?25l" in written) == (encoding == "utf-8")  # hides the cursor
     assert b"3,200/3,200 frames" in written
-
-
-def test_without_color_there_is_none(monkeypatch):
-    monkeypatch.setenv("NO_COLOR", "1")
-    with running(many(2)) as progress:
-        pass
-    codes = set(re.findall(r"\x1b\[([\d;]*)m", progress._console.file.getvalue()))
-    # Bold and dim are no colors.
-    assert codes <= {"0", "1", "2"}

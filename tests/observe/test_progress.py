@@ -5,16 +5,14 @@ import signal
 import sys
 import threading
 
-import gymnasium
-import numpy as np
 import nursery
 import pytest
+from monitor_parts import panel_of
 from rich.console import Console
 
 from trawl import Collector, MultiAsyncCollector, MultiSyncCollector
 from trawl.backends import InlineBackend
 from trawl.observe import Bottleneck, CollectionProgress
-from trawl.observe.formats import short
 from trawl.testing import NumberedEnv
 
 
@@ -22,123 +20,58 @@ def terminal_of(text, terminal=True):
     return Console(file=text, force_terminal=terminal, width=100)
 
 
-def shown(cls, terminal, **options):
-    """What is shown of a collection on a terminal, or elsewhere; and the progress."""
-    output = io.StringIO()
+@pytest.mark.parametrize("cls", [Collector, MultiSyncCollector, MultiAsyncCollector])
+def test_a_panel_on_a_terminal_and_few_plain_lines_elsewhere_show_the_same(cls):
+    workers = 0 if cls is Collector else 3
+    options = {"num_workers": workers, "start_method": "inline"} if workers else {}
+    panel, printed = io.StringIO(), io.StringIO()
     with (
         cls("CartPole-v1", frames_per_batch=30, total_frames=1200, **options) as collector,
-        CollectionProgress(collector, "a title", terminal_of(output, terminal)) as progress,
+        CollectionProgress(collector, "a title", terminal_of(panel)) as progress,
+        CollectionProgress(collector, "a title", terminal_of(printed, False)) as plain,
     ):
         for batch in collector:
             progress.update(batch)
-    assert progress.episodes.frames == 1200
-    assert progress.episodes.count > 10
-    assert progress.seconds > 0
-    assert progress.rate > 0
-    return output.getvalue(), progress
-
-
-def test_without_a_terminal_there_are_few_plain_lines():
-    text, progress = shown(Collector, False)
-    lines = text.splitlines()
+            plain.update(batch)
+    for one in (progress, plain):
+        assert one.episodes.frames == 1200
+        assert one.episodes.count > 10
+        assert one.seconds > 0
+        assert one.rate > 0
+    text, lines = panel.getvalue(), printed.getvalue().splitlines()
+    names = [f"worker {index}" for index in range(workers)]
+    words = ("a title", "1,200/1,200 frames", "100%", "frames/s", "episodes", "return ", *names)
+    assert [word for word in words if word not in text] == []
+    assert "\x1b" in text
     # 40 batches, but a line for each tenth only.
     assert len(lines) == 10
-    assert "\x1b" not in text
+    assert "\x1b" not in printed.getvalue()
     assert lines[-1].startswith("a title  1,200/1,200 frames  ")
+    words = ("frames/s", "env ", "policy ", "episodes", "return ", "length ", "  bottleneck ")
+    assert [word for word in words if word not in lines[-1]] == []
+    assert "worker" not in printed.getvalue()
+    assert "restart" not in printed.getvalue()
     # Their shares are those of the panel.
-    stats = progress.stats
-    shares = {part: stats[f"{part}_share"] for part in ("env", "policy", "overhead")}
-    assert (
-        ", ".join(f"{part} {share:.0%}" for part, share in shares.items()) in progress.figures()[1]
-    )
-    for words in ("frames/s", "env ", "policy ", "episodes", "return ", "length "):
-        assert words in lines[-1]
-    assert "  bottleneck " in lines[-1]
-
-
-def test_a_caller_that_limits_the_rate_has_its_own_name():
-    output = io.StringIO()
-    with (
-        Collector("CartPole-v1", frames_per_batch=30, total_frames=60) as collector,
-        CollectionProgress(
-            collector,
-            console=Console(file=output),
-            find_bottleneck=lambda stats: Bottleneck("learner", 0.9, "Writing limits the rate."),
-            learner="writing",
-        ) as progress,
-    ):
-        for batch in collector:
-            progress.update(batch)
-    assert output.getvalue().splitlines()[-1].endswith("  bottleneck writing")
-    assert progress.bottleneck.part == "learner"
-
-
-def test_on_a_terminal_a_bar_shows_the_same():
-    text, _ = shown(Collector, True)
-    for words in ("a title", "1,200/1,200 frames", "100%", "frames/s", "episodes", "return "):
-        assert words in text
-    assert "\x1b" in text
-
-
-def test_an_endless_collection_shows_no_total():
-    output = io.StringIO()
-    with Collector("CartPole-v1", frames_per_batch=25) as collector:
-        progress = CollectionProgress(collector, console=Console(file=output, force_terminal=True))
-        with progress:
-            progress.update(next(iter(collector)))
-    assert "25 frames" in output.getvalue()
-    assert "/" not in output.getvalue().split(" frames ")[0]
-
-
-def test_numbers_are_short():
-    assert short(123456.7) == "123,457"
-    assert short(float("inf")) == "inf"
-
-
-# --- with workers
-
-
-class WithPid(gymnasium.Env):
-    """Its observations tell the process that it is in."""
-
-    observation_space = gymnasium.spaces.Box(0, 2**31, (1,), "float64")
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.array([os.getpid()], "float64"), {}
-
-    def step(self, action):
-        return np.array([os.getpid()], "float64"), 0.0, False, False, {}
-
-
-@pytest.mark.parametrize("cls", [MultiSyncCollector, MultiAsyncCollector])
-def test_on_a_terminal_each_worker_has_a_line(cls):
-    options = {"num_workers": 3, "start_method": "inline"}
-    text, progress = shown(cls, True, **options)
-    for words in ("1,200/1,200 frames", "worker 0", "worker 1", "worker 2"):
-        assert words in text
-    numbers = [int(line[1].split()[0]) for line in progress.workers()]
-    assert sum(numbers) == 1200
-    assert all(numbers)
-    for line in progress.workers():
-        assert line[2].endswith(" frames/s")
-        assert line[2] != "0 frames/s"
-        assert line[3].startswith("env ")
-        assert line[4] == ""
-    text, _ = shown(cls, False, **options)
-    assert len(text.splitlines()) == 10
-    assert "worker" not in text
-    assert "restart" not in text
+    shares = {part: plain.stats[f"{part}_share"] for part in ("env", "policy", "overhead")}
+    told = ", ".join(f"{part} {share:.0%}" for part, share in shares.items())
+    assert told in plain.figures()[1]
+    rows = progress.workers()
+    assert sum(int(row[1].split()[0]) for row in rows) == (1200 if workers else 0)
+    assert len(rows) == workers
+    for row in rows:
+        assert not row[1].startswith("0 ")
+        assert row[2].endswith(" frames/s")
+        assert row[2] != "0 frames/s"
+        assert row[3].startswith("env ")
+        assert row[4] == ""
 
 
 @pytest.mark.filterwarnings("ignore:worker 1 was killed:RuntimeWarning")
 def test_a_worker_that_was_replaced_is_shown():
     panel, lines = io.StringIO(), io.StringIO()
+    options = {"num_workers": 3, "frames_per_batch": 30, "total_frames": 300}
     with (
-        MultiSyncCollector(
-            WithPid, num_workers=3, frames_per_batch=30, total_frames=300
-        ) as collector,
+        MultiSyncCollector(NumberedEnv, **options) as collector,
         CollectionProgress(collector, "a title", terminal_of(lines, False)) as plain,
         CollectionProgress(collector, "a title", terminal_of(panel)) as progress,
     ):
@@ -146,8 +79,14 @@ def test_a_worker_that_was_replaced_is_shown():
             for one in (plain, progress):
                 one.update(batch)
             if progress.episodes.frames == 120:
-                os.kill(int(batch["observation"][1, 0, 0]), signal.SIGKILL)
-    assert "restarts" in panel.getvalue()
+                assert "restarts" not in panel_of(progress)
+                os.kill(collector._pool.slots[1].worker.pid, signal.SIGKILL)
+        shown = panel_of(progress).splitlines()
+    (heading,) = [line for line in shown if "restarts" in line]
+    place = heading.index("restarts") + len("restarts")
+    for name, restarted in (("worker 0", False), ("worker 1", True), ("all", True)):
+        (row,) = [line for line in shown if line.startswith(name)]
+        assert row[:place].endswith(" 1") == restarted
     assert "1 restart" in lines.getvalue()
     for one in (plain, progress):
         assert [line[4] for line in one.workers()] == ["", "1 restart", ""]
@@ -225,32 +164,28 @@ def test_it_shows_the_frames_of_every_batch():
     assert [frames for _, frames in progress.throughput] == list(range(0, 1001, 25))
 
 
-def test_batches_that_were_not_shown_are_counted_at_the_end():
-    options = {"frames_per_batch": 25, "total_frames": 100}
-    with Collector("CartPole-v1", **options) as collector:
-        progress = CollectionProgress(collector, console=Console(file=io.StringIO()))
-        with progress:
-            for number, batch in enumerate(collector):
-                if number != 1:
-                    progress.update(batch)
-    assert progress.stats["frames"] == 100
-
-
 def test_the_bottleneck_is_that_of_the_collector_unless_another_is_given():
-    options = {"frames_per_batch": 100, "total_frames": 300}
-    with Collector("CartPole-v1", **options) as collector:
+    printed = io.StringIO()
+
+    def find(stats):
+        return Bottleneck("learner", 0.5, f"{stats['frames']} frames")
+
+    with Collector("CartPole-v1", frames_per_batch=100, total_frames=300) as collector:
         progress = CollectionProgress(collector, console=Console(file=io.StringIO()))
         own = CollectionProgress(
-            collector,
-            console=Console(file=io.StringIO()),
-            find_bottleneck=lambda stats: Bottleneck("policy", 0.5, f"{stats['frames']} frames"),
+            collector, console=Console(file=printed), find_bottleneck=find, learner="writing"
         )
         assert progress.bottleneck.part == "unknown"
-        for batch in collector:
-            progress.update(batch)
-            own.update(batch)
+        with own:
+            for number, batch in enumerate(collector):
+                progress.update(batch)
+                # A batch that was not shown is counted with the next.
+                if number != 1:
+                    own.update(batch)
         assert progress.bottleneck == collector.bottleneck()
-        assert str(own.bottleneck) == "300 frames"
+    assert (own.stats["frames"], str(own.bottleneck)) == (300, "300 frames")
+    # A caller that limits the rate has its own name.
+    assert printed.getvalue().splitlines()[-1].endswith("  bottleneck writing")
 
 
 # --- the terminal stays sane

@@ -2,7 +2,6 @@
 
 import io
 
-import pytest
 from rich.console import Console
 
 from trawl import Collector, MultiSyncCollector
@@ -12,14 +11,21 @@ from trawl.testing import NumberedEnv
 
 def test_a_collector_has_one_row():
     with Collector(NumberedEnv, frames_per_batch=10, total_frames=40) as collector:
+        assert str(collector.report()) == "No batch has been collected yet."
         for _ in collector:
             pass
         lines = str(collector.report()).splitlines()
-    heading = lines[0].split()
+        report = Report(collector.stats())
     expected = "frames frames/s env policy overhead weights idle restarts memory"
-    assert heading == expected.split()
+    assert lines[0].split() == expected.split()
     assert lines[1].split()[:2] == ["collector", "40"]
     assert any(line.startswith("Episodes: ") for line in lines)
+    assert "limits the rate" in " ".join(lines)
+    for color in (True, False):
+        file = io.StringIO()
+        Console(file=file, force_terminal=color, width=120).print(report)
+        assert "collector" in file.getvalue()
+        assert ("\x1b[" in file.getvalue()) == color
 
 
 def test_each_worker_has_a_row():
@@ -29,27 +35,7 @@ def test_each_worker_has_a_row():
         for _ in collector:
             pass
         lines = str(collector.report()).splitlines()
-    assert [line.split()[:3] for line in lines[1:3]] == [
-        ["worker", "0", "20"],
-        ["worker", "1", "20"],
-    ]
+    rows = [line.split()[:3] for line in lines[1:3]]
+    assert rows == [["worker", "0", "20"], ["worker", "1", "20"]]
     assert lines[3].split()[:2] == ["all", "40"]
     assert "batches ready" in " ".join(lines)
-
-
-def test_before_the_first_batch_it_says_so():
-    with Collector(NumberedEnv, frames_per_batch=10, total_frames=40) as collector:
-        assert str(collector.report()) == "No batch has been collected yet."
-        collector.next()
-        assert "limits the rate" in str(collector.report())
-
-
-@pytest.mark.parametrize("color", [True, False])
-def test_rich_can_print_it(color):
-    with Collector(NumberedEnv, frames_per_batch=10, total_frames=40) as collector:
-        collector.next()
-        report = Report(collector.stats())
-    file = io.StringIO()
-    Console(file=file, force_terminal=color, width=120).print(report)
-    assert "collector" in file.getvalue()
-    assert ("\x1b[" in file.getvalue()) == color
