@@ -11,24 +11,21 @@ def episodes(count):
 
 
 @pytest.mark.parametrize("count", [1, 2, 50, 30_000])
-def test_a_picture_is_drawn(count, tmp_path):
+def test_a_picture_is_drawn_in_the_format_of_its_ending(count, tmp_path):
     plot_returns(episodes(count), tmp_path / "a.png", title="A title")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    if count == 2:
+        plot_returns(episodes(count), tmp_path / "a.svg")
+        assert "<svg" in (tmp_path / "a.svg").read_text()
 
 
-def test_the_ending_says_what_it_is(tmp_path):
-    plot_returns(episodes(3), tmp_path / "a.svg")
-    assert "<svg" in (tmp_path / "a.svg").read_text()
-
-
-def test_without_episodes_there_is_nothing_to_draw(tmp_path):
-    with pytest.raises(ValueError, match="no episode has ended"):
-        plot_returns(episodes(0), tmp_path / "a.png")
-
-
-def test_an_unknown_ending_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="not supported"):
-        plot_returns(episodes(3), tmp_path / "a.foo")
+@pytest.mark.parametrize(
+    ("count", "name", "words"),
+    [(0, "a.png", "no episode has ended"), (3, "a.foo", "not supported")],
+)
+def test_what_can_not_be_drawn_is_an_error(count, name, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        plot_returns(episodes(count), tmp_path / name)
 
 
 def test_the_running_mean_is_over_a_window():
