@@ -10,15 +10,20 @@ import numpy as np
 import pytest
 import torch
 from collector_parts import Chooses
-from tensordict.nn import TensorDictModule
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
 from torch import nn
+from torch.distributions import OneHotCategorical
 
-from trawl.collectors import AsyncBatchedCollector, RandomPolicy
+from trawl.collectors import AsyncBatchedCollector, PolicyVersion, RandomPolicy
 from trawl.collectors.async_batched import InferenceProcessCollector
 from trawl.collectors.serving_options import AsyncBatchedArguments
 from trawl.envs import GymEnv
 from trawl.errors import WorkerDied
-from trawl.testing import FaultyEnv, Ledger, NumberedEnv
+from trawl.testing import Ledger, NumberedEnv
 
 LENGTHS = (3, 1, 7)
 #: Where the policy acts.
@@ -58,18 +63,11 @@ def numbered(count=4, frames=50, together=False, **options):
 # --- frames
 
 
-@pytest.mark.parametrize(
-    ("backend", "each", "place"),
-    [
-        ("threading", 2, "threading"),
-        ("multiprocessing", 1, "threading"),
-        ("multiprocessing", 3, "threading"),
-        ("multiprocessing", 2, "multiprocessing"),
-    ],
-)
-def test_each_step_is_delivered_once_and_in_order(backend, each, place):
+# Here, in threads, what is delivered is compared with what the oracle says.
+@pytest.mark.parametrize(("each", "place"), [(3, "threading"), (2, "multiprocessing")])
+def test_each_step_of_processes_is_delivered_once_and_in_order(each, place):
     ledger, sizes = ledger_of(5), []
-    options = {"env_backend": backend, "envs_per_worker": each, "policy_backend": place}
+    options = {"env_backend": None, "envs_per_worker": each, "policy_backend": place}
     with numbered(5, total_frames=333, **options) as collector:
         assert isinstance(collector, InferenceProcessCollector) == (place == "multiprocessing")
         for batch in collector:
@@ -81,14 +79,10 @@ def test_each_step_is_delivered_once_and_in_order(backend, each, place):
 
 
 def test_a_slow_environment_holds_nobody_up():
-    def slow():
-        return Gated(number=0)
-
-    with AsyncBatchedCollector(
-        [slow, *makers(4)[1:]], policy=Chooses(), frames_per_batch=60, env_backend="threading"
-    ) as collector:
-        batch = collector.next()
-        assert 0 not in batch["env_index"]
+    sources = [Gated, *makers(4)[1:]]
+    options = {"frames_per_batch": 60, "env_backend": "threading"}
+    with AsyncBatchedCollector(sources, policy=Chooses(), **options) as collector:
+        assert 0 not in collector.next()["env_index"]
         Gated.gate.set()
 
 
@@ -105,19 +99,6 @@ class Gated(NumberedEnv):
 # --- the policy
 
 
-def test_frames_have_the_version_that_chose_their_action():
-    policy = TensorDictModule(Constant(), ["observation"], ["action", "sent"])
-    with numbered(frames=40, policy=policy, policy_version=7) as collector:
-        for version in range(7, 12):
-            batch = collector.next()
-            assert (batch["sent"] == batch["policy_version"].unsqueeze(-1) - 7).all()
-            assert batch["policy_version"].max() == version
-            with torch.no_grad():
-                policy.module.value += 1
-            collector.update_policy_weights_()
-        assert collector.policy_version == collector.server_stats()["policy_version"] == 12
-
-
 class Constant(nn.Module):
     """Policy that also writes its only weight."""
 
@@ -130,14 +111,32 @@ class Constant(nn.Module):
         return nn.functional.one_hot(one[:, 0].long(), 4), self.value * one
 
 
-def test_weights_can_be_passed():
+def test_frames_have_the_version_that_chose_their_action():
     policy = TensorDictModule(Constant(), ["observation"], ["action", "sent"])
-    options = {"policy": None, "policy_factory": lambda: policy, "together": True}
-    with numbered(frames=20, **options) as collector:
-        collector.next()
+    options = {"policy": policy, "policy_version": 7, "return_same_td": True}
+    with numbered(frames=40, **options) as collector:
+        for version in range(7, 12):
+            batch = collector.next()
+            assert (batch["sent"] == batch["policy_version"].unsqueeze(-1) - 7).all()
+            assert batch["policy_version"].max() == version
+            with torch.no_grad():
+                policy.module.value += 1
+            collector.update_policy_weights_()
+        assert collector.policy_version == collector.server_stats()["policy_version"] == 12
+        assert collector.next() is batch
         collector.update_policy_weights_({"module.value": torch.full((1,), 5.0)})
         collector.next()
         assert (collector.next()["sent"] == 5).all()
+
+
+def test_versions_are_counted_by_an_object():
+    version = PolicyVersion()
+    version.version = 5
+    policy = TensorDictModule(Chooses(), ["observation"], ["action"])
+    with numbered(policy=policy, trust_policy=True, track_policy_version=version) as collector:
+        assert (collector.next()["policy_version"] == 5).all()
+        collector.update_policy_weights_()
+        assert version.version == 6
 
 
 @pytest.mark.parametrize("each", [1, 3])
@@ -167,14 +166,11 @@ def test_batches_of_static_size_are_filled_up():
         del policy.sizes[:]
         ledger.add(collector.next())
     assert set(policy.sizes) == {8}
-
-
-def test_a_graph_gets_batches_of_one_size():
-    options = {"policy": Chooses(), "frames_per_batch": 6, "cudagraph_policy": True}
-    given = AsyncBatchedArguments(create_env_fn=[NumberedEnv] * 3, **options)
-    assert given.batching.size == 3
-    given = AsyncBatchedArguments(create_env_fn=[NumberedEnv] * 3, max_batch_size=2, **options)
-    assert given.batching.size == 2
+    # A graph needs batches of one size.
+    options = {"create_env_fn": [NumberedEnv] * 3, "policy": policy, "frames_per_batch": 6}
+    for most, size in ((None, 3), (2, 2)):
+        options |= {"cudagraph_policy": True, "max_batch_size": most}
+        assert AsyncBatchedArguments(**options).batching.size == size
 
 
 class ThroughTensorDict(nn.Module):
@@ -196,29 +192,32 @@ def test_a_compiled_policy_may_read_a_tensordict_of_any_size(config):
 
 
 def test_samples_of_a_distribution():
-    from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential
-    from torch.distributions import OneHotCategorical
-
     policy = ProbabilisticTensorDictSequential(
         TensorDictModule(nn.Linear(5, 4), ["observation"], ["logits"]),
         ProbabilisticTensorDictModule(
-            ["logits"],
-            ["action"],
-            distribution_class=OneHotCategorical,
-            return_log_prob=True,
-            default_interaction_type="random",
+            ["logits"], ["action"], distribution_class=OneHotCategorical, return_log_prob=True
         ),
     )
-    ledger = ledger_of(4)
     with numbered(policy=policy) as collector:
         batch = collector.next()
-        ledger.add(batch)
         assert collector.stats()["distribution_path"] == "objects"
     expected = OneHotCategorical(logits=batch["logits"]).log_prob(batch["action"])
     torch.testing.assert_close(batch["action_log_prob"], expected)
 
 
-# --- seeds and resets
+def test_random_actions_come_first():
+    def second(observation):
+        return nn.functional.one_hot(torch.ones(len(observation), dtype=torch.int64), 4)
+
+    with numbered(3, 20, policy=second, init_random_frames=20, total_frames=60) as collector:
+        first, _, last = (batch["action"].argmax(-1) for batch in collector)
+    assert len(first.unique()) > 1
+    # A step that was under way when the policy's turn came has a random action: one for each
+    # environment, in a batch as late as the environment is slow.
+    assert (last != 1).sum() <= 3
+
+
+# --- seeds, resets and states
 
 
 @pytest.mark.parametrize("random", [True, False])
@@ -241,19 +240,18 @@ def test_a_reset_drops_the_steps_under_way(index):
         collector.reset(index)
         after = collector.next()
     for env in range(4):
-        last = before["next", "observation"][before["env_index"] == env][-1]
-        ended = before["next", "done"][before["env_index"] == env][-1]
+        last = before[before["env_index"] == env][-1]["next"]
         first = after["observation"][after["env_index"] == env][0]
         if index in (None, env):
             assert first[2] == 0
-        elif not ended:
-            assert (first == last).all()
+        elif not last["done"]:
+            assert (first == last["observation"]).all()
 
 
 @pytest.mark.parametrize(
     ("together", "each", "frames"), [(True, 1, 42), (False, 1, 42), (False, 2, 40)]
 )
-def test_such_resets_drop_no_step(together, each, frames):
+def test_resets_before_each_batch_drop_no_step(together, each, frames):
     """The fourth number of an observation counts all steps of an environment."""
     taken = [0] * 4
     options = {"reset_at_each_iter": True, "envs_per_worker": each, "together": together}
@@ -266,83 +264,89 @@ def test_such_resets_drop_no_step(together, each, frames):
     assert sum(taken) == 3 * frames
 
 
-@PLACES
-def test_a_state_continues_the_counts(place):
-    with numbered(policy_backend=place, total_frames=100) as collector:
-        collector.next()
-        collector.update_policy_weights_()
-        state = collector.state_dict()
-    with numbered(policy_backend=place, total_frames=100) as collector:
-        collector.load_state_dict(state)
-        assert collector.policy_version == 1
-        assert sum(len(batch) for batch in collector) == 50
-
-
 # --- delivery
 
 
 @PLACES
-def test_whole_trajectories(place):
-    ledger = ledger_of(3)
+def test_what_is_done_around_a_batch(place):
+    called, seen, sink = [], [], Kept()
     with numbered(
-        3, policy_backend=place, yield_completed_trajectories=True, total_frames=200
+        policy_backend=place,
+        total_frames=70,
+        policy_version=2,
+        policy_version_key=("a", "b"),
+        postproc=lambda batch: batch.select("action", ("a", "b")),
+        pre_collect_hook=lambda: called.append(1),
+        post_collect_hook=lambda batch: seen.append(batch.clone()),
+        sink=sink,
+        use_buffers=False,
+        storing_device="cpu",
     ) as collector:
+        found = [batch.clone() for batch in collector]
+        figures = collector.server_stats(reset=True)
+        assert collector.server_stats()["requests"] == 0
+    assert [len(batch) for batch in found] == [50, 20]
+    assert all(set(batch.keys()) == {"action", "a"} for batch in found)
+    assert all((batch["a", "b"] == 2).all() for batch in found)
+    assert all(batch.device == torch.device("cpu") for batch in found)
+    for kept in (seen, sink.batches):
+        assert all((one == other).all() for one, other in zip(found, kept, strict=True))
+    # The inference process has a copy of the hook.
+    assert len(called) == (2 if place == "threading" else 0)
+    assert figures["requests"] >= 70
+    assert figures["avg_batch_size"] == figures["requests"] / figures["batches"]
+    assert 0 < figures["forward_share"] + figures["wait_share"] <= 1
+
+
+class Kept:
+    """A sink that keeps what it gets."""
+
+    def __init__(self):
+        self.batches = []
+
+    def write(self, batch):
+        self.batches.append(batch.clone())
+
+    def close(self, **options):
+        """Closes nothing."""
+
+
+def test_frames_have_no_version_without_a_key_and_a_batch_may_end_early():
+    with numbered(policy_version_key=None, interruptor=lambda: True) as collector:
+        batch = collector.next()
+    assert batch.get("policy_version", None) is None
+    assert 0 < len(batch) < 50
+
+
+@PLACES
+def test_whole_trajectories_and_a_state_that_continues_the_counts(place):
+    ledger, options = ledger_of(3), {"policy_backend": place, "total_frames": 200}
+    with numbered(3, yield_completed_trajectories=True, **options) as collector:
         for trajectory in collector:
-            assert trajectory["next", "done"][:, 0].tolist() == [
-                *[False] * (len(trajectory) - 1),
-                True,
-            ]
+            ended = [*[False] * (len(trajectory) - 1), True]
+            assert trajectory["next", "done"][:, 0].tolist() == ended
             assert len(trajectory["env_index"].unique()) == 1
             ledger.add(trajectory)
         assert collector.stats()["trajectories"] > 4
+        collector.update_policy_weights_()
+        state = collector.state_dict()
     assert ledger.frames > 150
+    with numbered(3, yield_completed_trajectories=True, **options) as collector:
+        collector.load_state_dict(state | {"frames": 100})
+        assert collector.policy_version == 1
+        assert collector.stats()["frames"] == 100
 
 
 @PLACES
 def test_collection_in_the_background(place):
     data = pytest.importorskip("torchrl.data")
-    buffer = data.ReplayBuffer(storage=data.LazyTensorStorage(500))
+    buffer, ledger = data.ReplayBuffer(storage=data.LazyTensorStorage(500)), ledger_of(4)
     with numbered(policy_backend=place, replay_buffer=buffer, total_frames=200) as collector:
         collector.start()
         while collector.is_running():
             time.sleep(0.001)
-        ledger = ledger_of(4)
         ledger.add(buffer[:])
     assert ledger.frames == 200
-
-
-@PLACES
-def test_postproc_and_hook_get_each_batch(place):
-    seen = []
-    with numbered(
-        policy_backend=place,
-        total_frames=70,
-        postproc=lambda b: b.select("action"),
-        post_collect_hook=lambda batch: seen.append((list(batch.keys()), len(batch))),
-    ) as collector:
-        assert [list(batch.keys()) for batch in collector] == [["action"]] * 2
-    assert seen == [(["action"], 50), (["action"], 20)]
-
-
-@PLACES
-def test_the_version_has_the_key_that_the_user_gives(place):
-    with numbered(
-        policy_backend=place, policy_version_key=("a", "b"), policy_version=2
-    ) as collector:
-        assert (collector.next()["a", "b"] == 2).all()
-    with numbered(policy_backend=place, policy_version_key=None) as collector:
-        assert collector.next().get("policy_version", None) is None
-
-
-@PLACES
-def test_figures_about_the_policys_calls(place):
-    with numbered(total_frames=100, policy_backend=place) as collector:
-        list(collector)
-        figures = collector.server_stats(reset=True)
-        assert figures["requests"] >= 100
-        assert figures["avg_batch_size"] == figures["requests"] / figures["batches"]
-        assert 0 < figures["forward_share"] + figures["wait_share"] <= 1
-        assert collector.server_stats()["requests"] == 0
 
 
 # --- failures
@@ -395,51 +399,30 @@ class BreaksOnce(NumberedEnv):
         return super().step(action)
 
 
-def test_an_error_does_no_harm_to_a_reset():
-    makes = [NumberedEnv, partial(BreaksOnce, 1)]
-    with AsyncBatchedCollector(makes, policy=Chooses(), frames_per_batch=10) as collector:
-        with pytest.raises(ValueError, match="broken"):
-            collect_forever(collector)
-        collector.reset()
-        found = set()
-        while len(found) < 2:
-            found |= set(collector.rollout()["env_index"].tolist())
-
-
 @BACKENDS
-def test_an_error_that_arrives_late_is_raised(backend):
-    """The answer of a failed step is seen before the message that has the error is read."""
+@pytest.mark.parametrize("late", [False, True])
+def test_an_error_of_an_environment_does_no_harm_to_a_reset(backend, late):
+    """The answer of a failed step may be seen before the message that has the error is read."""
+    options = {"policy": Chooses(), "frames_per_batch": 10, "env_backend": backend}
     makes = [NumberedEnv, partial(BreaksOnce, 1)]
-    with AsyncBatchedCollector(
-        makes, policy=Chooses(), frames_per_batch=10, env_backend=backend
-    ) as collector:
+    with AsyncBatchedCollector(makes, **options) as collector:
         processes = collector.env.processes
         wait, buffers = processes.wait_for_answers, collector.env.buffers
 
-        def late(timeout=None):
+        def wait_for_all(timeout=None):
             wait(timeout)
             while (np.abs(buffers.answers) != np.asarray(buffers.numbers)).any():
                 time.sleep(0.001)
 
-        processes.wait_for_answers = late
-        with pytest.raises(ValueError, match="broken"):
+        if late:
+            processes.wait_for_answers = wait_for_all
+        with pytest.raises(ValueError, match="in environment 1: ValueError: broken"):
             collect_forever(collector)
         collector.reset()
         processes.wait_for_answers = wait
-        collector.rollout()
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"env_backend": "threading"}, {"policy_backend": "multiprocessing"}]
-)
-def test_an_error_in_an_environment_is_raised(options):
-    makes = [NumberedEnv, partial(FaultyEnv, at=5, fault=ValueError("broken"))]
-    options = {"policy": Chooses(), "frames_per_batch": 100, **options}
-    with (
-        AsyncBatchedCollector(makes, **options) as collector,
-        pytest.raises(ValueError, match="in environment 1: ValueError: broken"),
-    ):
-        list(collector)
+        found = set()
+        while len(found) < 2:
+            found |= set(collector.rollout()["env_index"].tolist())
 
 
 class Dies(NumberedEnv):
@@ -451,12 +434,21 @@ class Dies(NumberedEnv):
         return super().step(action)
 
 
-def test_a_dead_process_is_an_error():
+DIED = "environment 1: its process exited with status 3"
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "error", "match"),
+    [
+        (BreaksOnce, {"policy_backend": "multiprocessing"}, ValueError, "ValueError: broken"),
+        (Dies, {}, WorkerDied, DIED),
+    ],
+)
+def test_an_error_ends_the_iteration(env, options, error, match):
+    options |= {"policy": Chooses(), "frames_per_batch": 100}
     with (
-        AsyncBatchedCollector(
-            [NumberedEnv, Dies], policy=Chooses(), frames_per_batch=100
-        ) as collector,
-        pytest.raises(WorkerDied, match="environment 1: its process exited with status 3"),
+        AsyncBatchedCollector([NumberedEnv, env], **options) as collector,
+        pytest.raises(error, match=match),
     ):
         list(collector)
 
@@ -525,6 +517,17 @@ WRONG = [
     ({"driver_affinity": [9999]}, ValueError, "driver_affinity"),
     ({"worker_affinity": [[0]]}, ValueError, "worker_affinity has 1 entries"),
     ({"worker_affinity": 3}, TypeError, "worker_affinity must be a sequence"),
+    (
+        {"policy_version": 3, "track_policy_version": PolicyVersion()},
+        ValueError,
+        "policy_version=3 and track_policy_version can't both be given",
+    ),
+    (
+        {"policy_device": "cpu", "device_config": {"policy_device": "cpu"}},
+        ValueError,
+        "device_config and policy_device can't both be given",
+    ),
+    ({"policy_device": "cpu", "device": "cpu"}, ValueError, "device and policy_device can't both"),
 ]
 
 
@@ -532,14 +535,8 @@ def test_wrong_options_are_refused():
     for options, error, text in WRONG:
         with pytest.raises(error, match=text):
             numbered(**options)
-
-
-def test_the_policy_is_given_by_name():
     with pytest.raises(TypeError, match=r"takes 1 positional .*got 2: .*policy=RandomPolicy\(\)"):
         AsyncBatchedCollector([NumberedEnv], RandomPolicy(), frames_per_batch=10)
-
-
-def test_one_environment_is_not_a_list():
     with pytest.raises(TypeError, match="create_env_fn must be a list"):
         AsyncBatchedCollector(NumberedEnv, policy=Chooses(), frames_per_batch=10)
 

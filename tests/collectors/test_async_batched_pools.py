@@ -1,10 +1,11 @@
 """Collectors of vector environments that return the results of whichever is ready."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from collector_parts import Chooses
-from tensordict.nn import TensorDictModule
-from test_async_batched import LENGTHS, Constant, Sized
+from test_async_batched import LENGTHS, Sized
 from torch import nn
 
 from trawl.collectors import AsyncBatchedCollector, Collector, RandomPolicy
@@ -30,15 +31,6 @@ def each(batch):
     return {int(env): batch[batch["env_index"] == env] for env in batch["env_index"].unique()}
 
 
-# --- frames
-
-
-def test_a_pool_may_have_indices_as_actions():
-    env = GymEnv(pool_of(), categorical_action_encoding=True)
-    with collector_of(pool=env, policy=RandomPolicy(env.full_action_spec)) as collector:
-        assert collector.next()["action"].shape == (50,)
-
-
 # --- the policy
 
 
@@ -48,7 +40,15 @@ def test_the_policy_acts_for_those_that_are_ready_together():
         del policy.sizes[:]
         collector.next()
         assert collector.server_stats()["avg_batch_size"] == 3
-    assert set(policy.sizes) == {3}
+        assert set(policy.sizes) == {3}
+        with pytest.raises(ValueError, match=r"only if batch_size divides num_envs, .* 3 and 7"):
+            collector.reset()
+
+
+def test_a_pool_may_have_indices_as_actions():
+    env = GymEnv(pool_of(), categorical_action_encoding=True)
+    with collector_of(pool=env, policy=RandomPolicy(env.full_action_spec)) as collector:
+        assert collector.next()["action"].shape == (50,)
 
 
 def test_no_environment_is_lost_if_the_policy_is_interrupted():
@@ -76,11 +76,22 @@ def test_no_environment_is_lost_if_the_policy_is_interrupted():
 
 
 @MODES
-def test_a_reset_drops_the_steps_under_way(mode):
-    with collector_of(pool=pool_of(mode=mode)) as collector:
+def test_a_reset_of_all_drops_the_steps_under_way(mode):
+    seeds = []
+
+    class Seeded(ScriptedPool):
+        def reset(self, *, seed=None, options=None):
+            seeds.append(seed)
+            return super().reset(seed=seed)
+
+    with collector_of(pool=pool_of(mode=mode, cls=Seeded)) as collector:
         before = collector.next()
+        with pytest.raises(ValueError, match="can't reset only some of its sub-environments"):
+            collector.reset([1])
         collector.reset()
         after = collector.next()
+        collector.set_seed(5)
+    assert [seeds[0], seeds[-1]] == [None, 5]
     for frames in each(after).values():
         assert frames["observation"][0, 2] == 0
     ids = [set(batch["collector", "traj_ids"].tolist()) for batch in (before, after)]
@@ -93,33 +104,6 @@ def test_environments_can_be_reset_before_each_batch(kind):
         for batch in collector:
             for frames in each(batch).values():
                 assert frames["observation"][0, 2] == 0
-
-
-def test_some_pools_reset_only_all_environments():
-    with collector_of() as collector:
-        collector.next()
-        with pytest.raises(ValueError, match="can't reset only some of its sub-environments"):
-            collector.reset([1])
-
-
-def test_steps_that_cant_be_finished_can_prevent_a_reset():
-    with collector_of(pool=pool_of(7, 3)) as collector:
-        collector.next()
-        with pytest.raises(ValueError, match=r"only if batch_size divides num_envs, .* 3 and 7"):
-            collector.reset()
-
-
-def test_a_seed_reaches_the_environments():
-    seeds = []
-
-    class Seeded(ScriptedPool):
-        def reset(self, *, seed=None, options=None):
-            seeds.append(seed)
-            return super().reset(seed=seed)
-
-    with collector_of(pool=pool_of(cls=Seeded)) as collector:
-        collector.set_seed(5)
-    assert seeds == [None, 5]
 
 
 @KINDS
@@ -144,83 +128,56 @@ def test_a_state_continues_the_counts_with_new_episodes(kind):
             assert begun[env]["collector", "traj_ids"].min() > before["collector", "traj_ids"].max()
 
 
-# --- delivery
-
-
-def test_random_frames_come_first():
-    policy = TensorDictModule(Constant(), ["observation"], ["action", "sent"])
-    with collector_of(Collector, policy=policy, init_random_frames=50) as collector:
-        assert len(collector.next()["action"].argmax(-1).unique()) == 4
-        last = collector.next()["action"][-10:]
-    assert (last.argmax(-1) == 1).all()
-
-
-def test_an_interruptor_ends_a_batch_early():
-    calls = []
-
-    def stop():
-        calls.append(1)
-        return len(calls) > 3
-
-    with collector_of(Collector, interruptor=stop) as collector:
-        assert 0 < (collector.next()["collector", "traj_ids"] >= 0).sum() < 50
-
-
 # --- errors
 
 
-@pytest.mark.parametrize("source", ["CartPole-v1", 3, {}])
-def test_neither_a_list_nor_a_pool(source):
-    with pytest.raises(TypeError, match=r"must be a list .* or make an EnvPool or ALE environment"):
-        collector_of(pool=source)
+class Flat(ScriptedPool):
+    def recv(self):
+        obs, *rest = super().recv()
+        return obs[:, :3], *rest
 
 
-def test_an_environment_that_steps_all_at_once():
-    with pytest.raises(TypeError, match=r"but it made GymEnv\(CartPole-v1\)"):
-        collector_of(pool=lambda: GymEnv("CartPole-v1"))
+class Worthless(ScriptedPool):
+    def recv(self):
+        obs, reward, *rest = super().recv()
+        return obs, reward + np.nan, *rest
 
 
 ALONE = "can't be one of several that are stepped together"
+NO_LIST = r"must be a list .* or make an EnvPool or ALE environment"
+#: What is no source, the error and what it says.
+REFUSED = [
+    *(
+        (partial(collector_of, pool=source), TypeError, NO_LIST)
+        for source in ("CartPole-v1", 3, {})
+    ),
+    (
+        partial(collector_of, pool=partial(GymEnv, "CartPole-v1")),
+        TypeError,
+        r"but it made GymEnv\(CartPole-v1\)",
+    ),
+    (lambda: Collector([pool_of(), pool_of()], frames_per_batch=24), ValueError, ALONE),
+    *(
+        (lambda make=make: make(pool_of()).reset(), ValueError, ALONE)
+        for make in (
+            GymEnv,
+            lambda pool: SerialEnv(1, lambda: pool),
+            lambda pool: ParallelEnv(1, lambda: pool, backend="thread"),
+        )
+    ),
+    (lambda: collector_of(pool=pool_of(cls=Flat)), ValueError, r"has shape \(2, 3\)"),
+]
 
 
-def test_a_pool_among_others():
-    with pytest.raises(ValueError, match=ALONE):
-        Collector([pool_of(), pool_of()], frames_per_batch=24)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        GymEnv,
-        lambda pool: SerialEnv(1, lambda: pool),
-        lambda pool: ParallelEnv(1, lambda: pool, backend="thread"),
-    ],
-)
-def test_a_pool_outside_a_collector(make):
-    env = make(pool_of())
-    with pytest.raises(ValueError, match=ALONE):
-        env.reset()
-    env.close()
-
-
-def test_an_observation_of_another_shape():
-    class Wrong(ScriptedPool):
-        def recv(self):
-            obs, *rest = super().recv()
-            return obs[:, :3], *rest
-
-    with pytest.raises(ValueError, match=r"has shape \(2, 3\)"):
-        collector_of(pool=pool_of(cls=Wrong))
+@pytest.mark.parametrize(("call", "kind", "match"), REFUSED)
+def test_what_is_no_pool_for_a_collector_is_refused(call, kind, match):
+    with pytest.raises(kind, match=match):
+        call()
 
 
 def test_a_reward_that_is_not_a_number():
-    class Wrong(ScriptedPool):
-        def recv(self):
-            obs, reward, *rest = super().recv()
-            return obs, reward + np.nan, *rest
-
     with (
-        collector_of(pool=pool_of(cls=Wrong)) as collector,
+        collector_of(pool=pool_of(cls=Worthless)) as collector,
         pytest.raises(ValueError, match="a reward of nan") as error,
     ):
         collector.next()
