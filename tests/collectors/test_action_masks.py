@@ -1,4 +1,7 @@
-"""Random actions are among those that an action mask allows, and policies can read it."""
+"""Random actions are among those that an action mask allows, and policies can read it.
+
+The tests of the oracle follow masks in info through environments of all kinds.
+"""
 
 from functools import partial
 
@@ -7,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import FrameStackObservation, TimeLimit
 from gymnasium.wrappers.vector import DictInfoToList
 from tensordict.nn import TensorDictModule
@@ -16,50 +20,72 @@ from trawl.envs import GymEnv, ObserveActionMask, ParallelEnv, SerialEnv
 from trawl.envs.entries.masks import masked_rand
 from trawl.testing import NumberedTorchEnv
 
+SPACES = {
+    "discrete": spaces.Discrete(5),
+    "multi": spaces.MultiDiscrete([3, 4]),
+    "square": spaces.MultiDiscrete([3, 3]),
+    "three": spaces.MultiDiscrete([2, 3, 2]),
+    "large": spaces.MultiDiscrete([300, 300]),
+    "two": spaces.Discrete(2),
+    "bits": spaces.MultiBinary(4),
+}
+
 
 class Masked(gymnasium.Env):
-    """Allows one or two of its actions, other ones at each step, and refuses the rest.
+    """Allows some of its actions, other ones at each step, and refuses the rest.
 
     Args:
         where: where the mask is: "obs", "info" or "method".
-        action_space: the action space.
+        space: name of the action space.
+        form: form of the mask: "flat", with the masks of all choices one after the other; "rows",
+            with a row for each choice; or "joint", with a dimension for each choice.
     """
 
-    def __init__(self, where="obs", action_space=None):
-        self.where = where
-        self.action_space = action_space or spaces.Discrete(5)
+    def __init__(self, where="obs", space="discrete", form="flat"):
+        self.where, self.form, self.action_space = where, form, SPACES[space]
+        space = self.action_space
+        self.binary = isinstance(space, spaces.MultiBinary)
+        several = isinstance(space, spaces.MultiDiscrete)
+        self.sizes = space.nvec if several else [1] * space.n if self.binary else [space.n]
         parts = {"position": spaces.Box(0, 100, (1,), np.float32)}
         if where == "obs":
-            count = sum(np.atleast_1d(self.sizes))
-            parts["action_mask"] = spaces.Box(0, 2, (count,), np.int8)
+            parts["action_mask"] = spaces.Box(0, 2, self.shaped(self.parts(0)).shape, np.int8)
         self.observation_space = spaces.Dict(parts)
         self.steps = 0
 
-    @property
-    def sizes(self):
-        space = self.action_space
-        if isinstance(space, spaces.Discrete):
-            return [space.n]
-        return [1] * space.n if isinstance(space, spaces.MultiBinary) else space.nvec
-
-    def mask(self):
-        """One array for each choice."""
-        if isinstance(self.action_space, spaces.MultiBinary):
-            return [np.array([(self.steps + i) % 3], np.int8) for i in range(len(self.sizes))]
+    def parts(self, steps):
+        """One array for each choice, or one for all combinations."""
+        if self.binary:
+            return [np.array([(steps + i) % 3], np.int8) for i in range(len(self.sizes))]
         found = [np.zeros(n, np.int8) for n in self.sizes]
+        if self.form == "joint":
+            found = [np.zeros(np.prod(self.sizes), np.int8)]
         for part in found:
-            part[[self.steps % len(part), (2 * self.steps) % len(part)]] = 1
+            part[[steps % len(part), (2 * steps) % len(part)]] = 1
         return found
 
+    def shaped(self, parts):
+        if self.form == "rows":
+            return np.stack(parts)
+        return parts[0].reshape(self.sizes) if self.form == "joint" else np.concatenate(parts)
+
+    def allows(self, action):
+        if self.form == "joint":
+            return self.shaped(self.parts(self.steps))[tuple(action)]
+        choices = zip(np.atleast_1d(action), self.parts(self.steps), strict=True)
+        if self.binary:
+            return all(m == 2 or choice == m for choice, (m,) in choices)
+        return all(mask[choice] for choice, mask in choices)
+
     def shown(self):
-        obs, mask = {"position": np.array([self.steps], np.float32)}, self.mask()
-        whole = np.concatenate(mask)
+        obs, parts = {"position": np.array([self.steps], np.float32)}, self.parts(self.steps)
+        mask = self.shaped(parts)
         if self.where == "obs":
-            return obs | {"action_mask": whole}, {}
+            return obs | {"action_mask": mask}, {}
         if self.where == "method":
             return obs, {}
-        several = isinstance(self.action_space, spaces.MultiDiscrete)
-        return obs, {"action_mask": tuple(mask) if several else whole}
+        several = len(parts) > 1 and self.form == "flat" and not self.binary
+        return obs, {"action_mask": tuple(parts) if several else mask}
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -67,13 +93,8 @@ class Masked(gymnasium.Env):
         return self.shown()
 
     def step(self, action):
-        if isinstance(self.action_space, spaces.MultiBinary):
-            allowed = all(m == 2 or a == m for a, (m,) in zip(action, self.mask(), strict=True))
-        else:
-            pairs = zip(np.atleast_1d(action), self.mask(), strict=True)
-            allowed = all(mask[choice] for choice, mask in pairs)
-        if not allowed:
-            raise AssertionError(f"action {action} is not among {self.mask()}")
+        if not self.allows(action):
+            raise AssertionError(f"action {action} is not among {self.parts(self.steps)}")
         self.steps += 1
         return self.shown()[0], 1.0, self.steps % 7 == 0, False, self.shown()[1]
 
@@ -81,25 +102,35 @@ class Masked(gymnasium.Env):
 class Maskable(Masked):
     """Returns its masks from a method, as environments for sb3-contrib do."""
 
-    def __init__(self, action_space=None):
-        super().__init__("method", action_space)
+    def __init__(self, space="discrete"):
+        super().__init__("method", space)
 
     def action_masks(self):
-        if isinstance(self.action_space, spaces.MultiBinary):
+        parts = self.parts(self.steps)
+        if self.binary:
             # An entry for each value of each bit.
-            return [bit in (m, m - 2) or m == 2 for (m,) in self.mask() for bit in (0, 1)]
-        return np.concatenate(self.mask()).astype(bool)
-
-
-def masked(where, action_space=None):
-    return Maskable(action_space) if where == "method" else Masked(where, action_space)
+            return [bit in (m, m - 2) or m == 2 for (m,) in parts for bit in (0, 1)]
+        return np.concatenate(parts).astype(bool)
 
 
 class Anything(Masked):
-    """Allows all actions."""
+    """Allows all actions, and says so only in observations, if at all."""
 
-    def mask(self):
-        return [np.ones(5, np.int8)]
+    def parts(self, steps):
+        return [np.ones(n, np.int8) for n in self.sizes]
+
+    def allows(self, action):
+        return True
+
+    def shown(self):
+        obs = {"position": np.array([self.steps], np.float32)}
+        return obs | (
+            {"action_mask": self.shaped(self.parts(0))} if self.where == "obs" else {}
+        ), {}
+
+
+def masked(where, space="discrete", form="flat"):
+    return Maskable(space) if where == "method" else Masked(where, space, form)
 
 
 def collected(source, policy=None, frames=100, **options):
@@ -108,122 +139,119 @@ def collected(source, policy=None, frames=100, **options):
         return collector.next()
 
 
-SPACES = {
-    "discrete": spaces.Discrete(5),
-    "multi": spaces.MultiDiscrete([3, 4]),
-    "bits": spaces.MultiBinary(4),
-}
+threads = partial(ParallelEnv, backend="thread")
 
 
-def env_of(where, kind, space, categorical=False):
-    def make():
-        env = TimeLimit(masked(where, SPACES[space]), 9)
-        return GymEnv(env, categorical_action_encoding=categorical)
+def env_of(kind, where, space, form="flat", categorical=False):
+    def plain():
+        return TimeLimit(masked(where, space, form), 9)
+
+    def one():
+        return GymEnv(plain(), categorical_action_encoding=categorical)
+
+    def vector(kind=gymnasium.vector.SyncVectorEnv, mode="SameStep", **options):
+        return kind([plain] * 2, autoreset_mode=AutoresetMode(mode), **options)
 
     return {
-        "single": make,
-        "list": lambda: SerialEnv(2, make),
-        "parallel": lambda: ParallelEnv(2, make, backend="thread"),
-        "processes": lambda: ParallelEnv(2, make),
-        "vector": lambda: gymnasium.vector.SyncVectorEnv(
-            [lambda: TimeLimit(masked(where, SPACES[space]), 9)] * 2
-        ),
+        "single": one,
+        "list": lambda: SerialEnv(2, one),
+        "threads": lambda: threads(2, one),
+        "processes": lambda: ParallelEnv(2, one),
+        "vector": lambda: GymEnv(vector(), categorical_action_encoding=categorical),
+        "vector of processes": lambda: vector(gymnasium.vector.AsyncVectorEnv, context="fork"),
+        "dicts": lambda: DictInfoToList(vector(mode="NextStep")),
+        "dicts, disabled": lambda: DictInfoToList(vector(mode="Disabled")),
+        "vectors in threads": lambda: threads(2, vector),
+        "vectors in threads, next": lambda: threads(2, partial(vector, mode="NextStep")),
+        "vectors in a list": lambda: SerialEnv(2, partial(vector, mode="NextStep")),
     }[kind]
 
 
-# Each two values of where, kind, space and encoding; the encoding is GymEnv's.
+# Each two values of kind, place, space, form and encoding; the encoding is GymEnv's.
 @pytest.mark.parametrize(
-    ("where", "kind", "space", "categorical"),
+    ("kind", "where", "space", "form", "categorical"),
     [
-        ("obs", "single", "discrete", False),
-        ("obs", "list", "multi", True),
-        ("obs", "vector", "bits", False),
-        ("obs", "parallel", "multi", False),
-        ("obs", "processes", "bits", False),
-        ("info", "single", "multi", True),
-        ("info", "list", "bits", False),
-        ("info", "vector", "discrete", False),
-        ("info", "parallel", "bits", True),
-        ("method", "single", "bits", True),
-        ("method", "list", "discrete", False),
-        ("method", "vector", "multi", False),
-        ("method", "parallel", "discrete", True),
+        ("single", "obs", "discrete", "flat", False),
+        ("single", "info", "multi", "flat", True),
+        ("single", "method", "bits", "flat", True),
+        ("single", "info", "square", "rows", False),
+        ("single", "obs", "three", "joint", False),
+        ("list", "obs", "multi", "flat", True),
+        ("list", "info", "bits", "flat", False),
+        ("list", "method", "discrete", "flat", False),
+        ("list", "obs", "square", "rows", True),
+        ("list", "info", "multi", "joint", True),
+        ("threads", "obs", "multi", "flat", False),
+        ("threads", "info", "bits", "flat", True),
+        ("threads", "method", "discrete", "flat", True),
+        ("threads", "info", "square", "rows", False),
+        ("threads", "info", "three", "joint", True),
+        ("processes", "obs", "bits", "flat", False),
+        ("vector", "obs", "bits", "flat", False),
+        ("vector", "info", "discrete", "flat", True),
+        ("vector", "method", "multi", "flat", False),
+        ("vector", "obs", "square", "rows", False),
+        ("vector", "info", "multi", "joint", True),
+        ("vector of processes", "info", "discrete", "flat", False),
+        ("dicts", "info", "discrete", "flat", False),
+        ("dicts, disabled", "method", "discrete", "flat", False),
+        ("vectors in threads", "info", "discrete", "flat", False),
+        ("vectors in threads, next", "method", "discrete", "flat", False),
+        ("vectors in a list", "info", "discrete", "flat", False),
     ],
 )
-def test_random_actions_are_allowed(where, kind, space, categorical):
-    env = env_of(where, kind, space, categorical)
-    with Collector(env, frames_per_batch=150, total_frames=300) as collector:
+def test_random_actions_are_allowed(kind, where, space, form, categorical):
+    source = env_of(kind, where, space, form, categorical)
+    with Collector(source, frames_per_batch=160, total_frames=320) as collector:
         first, _ = collector
         assert collector.stats()["env_path"] == "array"
-    actions = first["action"].reshape(150, -1)
-    if space != "bits" and not categorical:
+    actions = first["action"].flatten(0, first.ndim - 1).reshape(first.numel(), -1)
+    if space in ("discrete", "multi") and form == "flat" and not categorical:
         # All that is allowed comes up.
         assert (actions.sum(0) > 0).all()
     assert len(actions.unique(dim=0)) > 3
 
 
-SAME_STEP = gymnasium.vector.AutoresetMode.SAME_STEP
-
-
-# Processes change only how the info comes here, and are slow to start: the mode with most of it.
 @pytest.mark.parametrize(
-    ("vector", "mode", "where"),
+    ("batch", "space", "form"),
     [
-        ("AsyncVectorEnv", SAME_STEP, "info"),
-        *[
-            (vector, mode, ["info", "method"][(i + j) % 2])
-            for i, vector in enumerate(["SyncVectorEnv", "DictInfoToList", "shared", "in a list"])
-            for j, mode in enumerate(gymnasium.vector.AutoresetMode)
-        ],
+        (gymnasium.vector.SyncVectorEnv, "discrete", "flat"),
+        (partial(SerialEnv, 2), "multi", "joint"),
+        (partial(threads, 2), "square", "rows"),
     ],
 )
-def test_masks_of_steps_are_followed_in_each_autoreset_mode(where, vector, mode):
-    def make():
-        kind = gymnasium.vector.SyncVectorEnv
-        if vector == "AsyncVectorEnv":
-            kind = partial(gymnasium.vector.AsyncVectorEnv, context="fork")
-        made = kind([lambda: masked(where)] * 2, autoreset_mode=mode)
-        return DictInfoToList(made) if vector == "DictInfoToList" else made
-
-    several = {"shared": partial(ParallelEnv, backend="thread"), "in a list": SerialEnv}
-    collected(several[vector](2, make) if vector in several else make())
-
-
-def test_a_row_of_a_vector_environment_without_a_mask_may_do_anything():
-    class Free(Anything):
-        def shown(self):
-            return super().shown()[0], {}
-
-    env = gymnasium.vector.SyncVectorEnv([lambda: Masked("info"), lambda: Free("info")])
-    actions = collected(env, frames=200)["action"]
-    assert (actions[1].sum(0) > 0).all()
+def test_one_environment_among_others_may_have_no_masks(batch, space, form):
+    env = batch([partial(one, "info", space, form) for one in (Masked, Anything)])
+    # Each value of each choice is taken where there are no masks.
+    assert (collected(env, frames=200)["action"][1].sum(0) > 0).all()
 
 
 def test_actions_are_drawn_evenly_from_those_allowed():
-    allowed = np.array([1, 0, 1, 1, 0], np.int8)
     env = Masked()
-    env.mask = lambda: [allowed]
+    env.parts = lambda steps: [np.array([1, 0, 1, 1, 0], np.int8)]
     with Collector(env, frames_per_batch=1500) as collector:
         collector.set_seed(0)
         counts = collector.next()["action"].sum(0)
     assert counts[[1, 4]].tolist() == [0, 0]
     assert (counts[[0, 2, 3]] > 400).all()
+    # If nothing is allowed, it is the first action.
+    spec = GymEnv(Masked()).action_spec
+    assert masked_rand(spec, torch.zeros(5)).tolist() == [1, 0, 0, 0, 0]
 
 
 def test_the_random_policy_follows_the_mask_also_outside_of_a_collector():
-    for policy in (RandomPolicy(), RandomPolicy(GymEnv(Masked()).action_spec)):
-        collected(Masked(), policy, frames=300)
     env = GymEnv(Masked())
-    for policy in (RandomPolicy(env.action_spec), RandomPolicy(env.full_action_spec)):
+    for policy in (RandomPolicy(), RandomPolicy(env.action_spec)):
+        collected(Masked("obs", "square", "rows"), RandomPolicy())
+        collected(Masked(), policy, frames=300)
+    for policy in (RandomPolicy(env.action_spec), RandomPolicy(env.full_action_spec), None):
         env.rollout(50, policy)
-    env.rollout(50)
-    env = GymEnv(Masked("info"))
-    env.rollout(50)
+    GymEnv(Masked("info")).rollout(50)
 
 
 @pytest.mark.parametrize("where", ["obs", "info", "method"])
 def test_workers_and_environments_that_are_ready_follow_it(where):
-    sources = [partial(masked, where, SPACES["multi"])] * 2
+    sources = [partial(masked, where, "multi")] * 2
     options = {"frames_per_batch": 80, "total_frames": 160}
     for make, more in (
         (MultiSyncCollector, {"start_method": "inline"}),
@@ -233,31 +261,30 @@ def test_workers_and_environments_that_are_ready_follow_it(where):
             assert len(list(collector)) == 2
 
 
+# --- the method
+
+
 def test_a_method_is_called_for_random_actions_only():
     class Counted(Maskable):
         calls = 0
+        num_envs = 4  # This is still one environment.
 
         def action_masks(self):
             self.calls += 1
-            return super().action_masks()
+            return np.ones(5, np.int8)
+
+        def allows(self, action):
+            return True
 
     def policy(position):
         return torch.eye(5, dtype=torch.int64)[0]
 
     env = Counted()
-    env.mask = lambda: [np.ones(5, np.int8)]
     with Collector(env, policy, frames_per_batch=100, init_random_frames=100) as collector:
         collector.next()
         before = env.calls
         collector.next()
         assert env.calls == before > 100
-
-
-def test_a_single_environment_may_have_a_number_of_environments():
-    class Numbered(Maskable):
-        num_envs = 4
-
-    collected(Numbered)
 
 
 def test_environments_of_tensors_follow_a_method():
@@ -277,24 +304,15 @@ def test_environments_of_tensors_follow_a_method():
         assert collector.stats()["env_path"] == "tensor"
 
 
-def test_a_method_of_that_name_that_returns_no_mask_is_ignored_with_a_warning():
-    class Unfit(Anything):
-        def action_masks(self):
-            return np.ones(4)
-
-    with (
-        Collector(Unfit("method"), frames_per_batch=20) as collector,
-        pytest.warns(UserWarning, match=r"ignore action_masks\(\).*shape \(4,\).*has 5 entries"),
-    ):
-        assert len(collector.next()) == 20
-
-
 def test_a_method_that_needs_arguments_is_none_of_this_kind():
     class Other(Anything):
         def action_masks(self, state):
             raise AssertionError("this is another method")
 
     assert len(collected(Other("method"))) == 100
+
+
+# --- masks that are observed
 
 
 def allowed_only(mask):
@@ -310,179 +328,127 @@ def test_a_policy_reads_the_mask(env):
     assert (batch["action_mask"] * batch["action"]).sum() == 50
 
 
-def test_a_mask_in_info_can_be_observed_by_a_vector_environment():
-    env = gymnasium.vector.SyncVectorEnv([lambda: ObserveActionMask(Masked("info"))] * 2)
-    assert collected(env, frames=200)["action_mask"].shape == (2, 100, 5)
-
-
-def test_what_is_observed_beside_it_is_kept():
-    (*_, taxi) = sorted(name for name in gymnasium.registry if name.startswith("Taxi-v"))
-    env = GymEnv(ObserveActionMask(gymnasium.make(taxi)))
-    assert set(env.reset().keys()) >= {"observation", "action_mask"}
-    env = GymEnv(ObserveActionMask(Masked("info", SPACES["multi"])))
-    assert env.reset()["action_mask"].shape == (7,)
-
-
-def test_a_mask_that_allows_nothing_gives_the_first_action():
-    spec = GymEnv(Masked()).action_spec
-    assert masked_rand(spec, torch.zeros(5)).tolist() == [1, 0, 0, 0, 0]
-
-
-def test_an_entry_of_that_name_that_is_no_mask_changes_nothing():
-    class Odd(Anything):
-        def __init__(self):
-            super().__init__()
-            self.observation_space = spaces.Dict({"action_mask": spaces.Box(0, 1, (3,))})
-
-        def shown(self):
-            return {"action_mask": np.zeros(3, np.float32)}, {}
-
-    words = r"ignore the entry 'action_mask' of shape \(3,\)"
-    with (
-        pytest.warns(UserWarning, match=words),
-        Collector(Odd(), frames_per_batch=200) as collector,
-    ):
-        assert (collector.next()["action"].sum(0) > 0).all()
-
-
-def test_what_is_not_zero_is_allowed_where_the_mask_is_observed_too():
+def test_a_mask_in_info_can_be_observed():
     class Half(Masked):
+        """What is not zero is allowed."""
+
         def shown(self):
             obs, info = super().shown()
             return obs, {"action_mask": info["action_mask"] * 0.5}
 
     collected(lambda: ObserveActionMask(Half("info")))
-
-
-def test_observing_a_mask_needs_a_discrete_action():
+    vector = gymnasium.vector.SyncVectorEnv([lambda: ObserveActionMask(Masked("info"))] * 2)
+    assert collected(vector, frames=200)["action_mask"].shape == (2, 100, 5)
+    (*_, taxi) = sorted(name for name in gymnasium.registry if name.startswith("Taxi-v"))
+    env = GymEnv(ObserveActionMask(gymnasium.make(taxi)))
+    assert set(env.reset().keys()) >= {"observation", "action_mask"}
+    env = GymEnv(ObserveActionMask(Masked("info", "multi")))
+    assert env.reset()["action_mask"].shape == (7,)
     with pytest.raises(TypeError, match=r"Discrete or MultiDiscrete action space, but .* is Box"):
         ObserveActionMask(gymnasium.make("Pendulum-v1"))
-
-
-def test_observing_a_mask_that_is_not_there():
     with pytest.raises(KeyError, match=r"returned no info\['action_mask'\]"):
         Collector(ObserveActionMask(gymnasium.make("CartPole-v1")), frames_per_batch=10)
 
 
-class Shaped(gymnasium.Env):
-    """Accepts only the actions of a mask whose shape is not flat.
+# --- what is no mask
 
-    Args:
-        sizes: numbers of values of the choices.
-        joint: True for a dimension for each choice; False for a row for each choice.
-        where: ``"obs"`` or ``"info"``.
-    """
 
-    def __init__(self, sizes, joint, where="obs"):
-        self.joint, self.where = joint, where
-        self.action_space = spaces.MultiDiscrete(sizes)
-        shape = tuple(sizes) if joint else (len(sizes), sizes[0])
-        masks = spaces.MultiBinary(shape)
-        self.observation_space = spaces.Dict({"action_mask" if where == "obs" else "other": masks})
+class Odd(Anything):
+    """Has an entry of the name of a mask, which is none."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = spaces.Dict({"action_mask": spaces.Box(0, 1, (3,))})
 
     def shown(self):
-        space = next(iter(self.observation_space.values()))
-        self.mask = mask = self.np_random.integers(0, 2, space.shape, np.int8)
-        if self.joint:
-            mask.flat[self.np_random.integers(mask.size)] = 1
-        else:
-            mask[np.arange(len(mask)), self.np_random.integers(0, mask.shape[1], len(mask))] = 1
-        return {"action_mask" if self.where == "obs" else "other": mask}, (
-            {} if self.where == "obs" else {"action_mask": mask}
-        )
+        return {"action_mask": np.zeros(3, np.float32)}, {}
+
+
+class Unfit(Anything):
+    def action_masks(self):
+        return np.ones(4)
+
+
+class Late(gymnasium.Env):
+    """Only its steps return masks; it may show text."""
+
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, text=False):
+        self.observation_space = spaces.Text(3) if text else spaces.Box(0, 1, ())
+        self.first = "abc" if text else np.zeros((), np.float32)
 
     def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self.shown()
+        return self.first, {}
 
     def step(self, action):
-        rows = () if self.joint else (np.arange(len(action)),)
-        allowed = self.mask[(*rows, *action)] if self.joint else self.mask[(*rows, action)]
-        assert np.all(allowed), "an action that the mask does not allow"
-        obs, info = self.shown()
-        return obs, 0.0, False, False, info
+        return self.first, 0.0, False, False, {"action_mask": np.array([1, 0, 0])}
 
 
-SHAPES = [([3, 3], False), ([4, 3], True), ([2, 2], False), ([2, 3, 2], True)]
+LATE = r"\['action_mask'\] of .*(Late|Vector).*: a step returns it, but the reset did not"
 
 
 @pytest.mark.parametrize(
-    ("kind", "sizes", "joint", "categorical", "where"),
+    ("source", "words"),
     [
-        (kind, *shape, bool((i + j // 2) % 2), ["obs", "info"][(i + j) % 2])
-        for i, kind in enumerate(["single", "vector", "list", "parallel", "policy"])
-        for j, shape in enumerate(SHAPES)
-        if (i + j) % 2 or kind == "single"
+        (lambda: Unfit("method"), r"ignore action_masks\(\).*shape \(4,\).*has 5 entries"),
+        (Late, LATE),
+        (lambda: Late(text=True), LATE),
+        (lambda: gymnasium.vector.SyncVectorEnv([Late] * 2), LATE),
+        (lambda: DictInfoToList(gymnasium.vector.SyncVectorEnv([Late] * 2)), LATE),
+        (lambda: threads(2, Late), LATE),
     ],
 )
-def test_masks_of_several_choices(kind, sizes, joint, categorical, where):
-    def make():
-        return Shaped(sizes, joint, where)
+def test_what_is_no_mask_is_ignored_with_one_warning(source, words):
+    def begun():
+        collector = Collector(source, frames_per_batch=60)
+        assert (collector.next()["action"].reshape(60, -1).sum(0) > 0).all()
+        return collector
 
-    def adapted(env):
-        return GymEnv(env, categorical_action_encoding=categorical)
-
-    if kind == "vector":
-        vector = gymnasium.vector.SyncVectorEnv([make] * 3, autoreset_mode="SameStep")
-        env = adapted(vector)
-    elif kind in ("list", "parallel"):
-        options = {"backend": "thread"} if kind == "parallel" else {}
-        env = {"list": SerialEnv, "parallel": ParallelEnv}[kind](
-            2, lambda: adapted(make()), **options
-        )
-    else:
-        env = adapted(make())
-    collected(env, RandomPolicy() if kind == "policy" else None, frames=60)
+    with pytest.warns(UserWarning, match=words):
+        collector = begun()
+    with collector:
+        collector.next()  # without a warning
 
 
-@pytest.mark.parametrize("batch", [SerialEnv, partial(ParallelEnv, backend="thread")])
-@pytest.mark.parametrize("joint", [False, True])
-def test_an_environment_without_masks_among_others(batch, joint):
-    class Free(Shaped):
-        def shown(self):
-            return super().shown()[0], {}
+def test_entries_of_the_name_and_rollouts_warn_too():
+    with pytest.warns(UserWarning, match=LATE):
+        GymEnv(Late()).rollout(3)
+    with pytest.warns(UserWarning, match=r"ignore the entry 'action_mask' of shape \(3,\)"):
+        assert (collected(Odd)["action"].sum(0) > 0).all()
+    stacked = GymEnv(FrameStackObservation(Masked(space="two"), 3))
+    with pytest.warns(UserWarning, match=r"random actions ignore the entry .* of shape \(3, 2\)"):
+        drawn = stacked.rand_action(stacked.reset())
+    assert drawn["action"].shape == (2,)
 
-        def step(self, action):
-            return self.shown()[0], 0.0, False, False, {}
 
-    def make(kind):
-        return kind([4, 3] if joint else [3, 3], joint, "info")
+def test_only_discrete_actions_have_a_mask():
+    class Continuous(Late):
+        action_space = spaces.Box(0, 1, (1,))
 
-    env = batch(2, [partial(make, Shaped), partial(make, Free)])
-    taken = collected(env, frames=200)["action"]
-    # Each value of each choice is taken where there are no masks.
-    assert taken[1].sum(0).all()
+    collected(Continuous())  # without a warning
 
 
 class Short(Masked):
     def shown(self):
-        obs, info = super().shown()
-        return obs, {"action_mask": info["action_mask"][:3]}
+        return super().shown()[0], {"action_mask": np.ones(3, np.int8)}
 
 
-class Turned(Shaped):
+class Turned(Masked):
     def shown(self):
         return super().shown()[0], {"action_mask": np.ones((3, 2), np.int8)}
 
 
-class Flattened(Shaped):
+class Flattened(Masked):
     def step(self, action):
         obs, *outcome, _ = super().step(action)
         return obs, *outcome, {"action_mask": np.ones(7, np.int8)}
 
 
-class Flat(Shaped):
-    def shown(self):
-        obs, info = super().shown()
-        rows, columns = info["action_mask"].any(1), info["action_mask"].any(0)
-        return obs, {"action_mask": np.concatenate([rows, columns])}
+def joint(kind=Masked, space="multi"):
+    return partial(kind, "info", space, "joint")
 
 
-def of_shape(kind=Shaped, sizes=(4, 3)):
-    return partial(kind, list(sizes), True, "info")
-
-
-threads = partial(ParallelEnv, backend="thread")
 #: What has masks of a wrong shape, and what is said of it.
 WRONG_SHAPES = [
     (
@@ -491,27 +457,27 @@ WRONG_SHAPES = [
     ),
     *(
         (
-            partial(batch, 1, of_shape(Turned, sizes)),
-            rf"of shape \(3, 2\), but its action has {sum(sizes)} .* must have the shape {allowed}",
+            partial(batch, 1, joint(Turned, space)),
+            rf"of shape \(3, 2\), but its action has {count} .* must have the shape {allowed}",
         )
         for batch in (SerialEnv, threads)
-        for sizes, allowed in [
-            ([2, 3], r"\(5,\) or \(2, 3\)\n"),
-            ([4, 4], r"\(8,\) or \(2, 4\) or \(4, 4\)\n"),
+        for space, count, allowed in [
+            ("multi", 7, r"\(7,\) or \(3, 4\)\n"),
+            ("square", 6, r"\(6,\) or \(2, 3\) or \(3, 3\)\n"),
         ]
     ),
     (
-        partial(threads, 1, of_shape(Flattened)),
-        r"of shape \(7,\) in a step, but of shape \(4, 3\) before",
+        partial(threads, 1, joint(Flattened)),
+        r"of shape \(7,\) in a step, but of shape \(3, 4\) before",
     ),
     (
-        partial(threads, 1, of_shape(sizes=[300, 300])),
+        partial(threads, 1, joint(space="large")),
         r"90000 entries, but processes share masks of at most 65",
     ),
     *(
         (
-            partial(batch, 2, [of_shape(), of_shape(Flat)]),
-            r"of the shapes \(4, 3\) and \(7,\): return masks",
+            partial(batch, 2, [joint(), partial(Masked, "info", "multi")]),
+            r"of the shapes \(3, 4\) and \(7,\): return masks",
         )
         for batch in (SerialEnv, threads)
     ),
@@ -522,55 +488,3 @@ WRONG_SHAPES = [
 def test_masks_of_wrong_shapes_are_an_error(source, words):
     with pytest.raises(ValueError, match=words):
         collected(source, frames=20)
-
-
-@pytest.mark.parametrize("kind", ["single", "text", "vector", "dicts", "parallel", "rollout"])
-def test_masks_that_only_steps_return_are_ignored_with_a_warning(kind):
-    class Late(gymnasium.Env):
-        action_space = spaces.Discrete(3)
-        observation_space = spaces.Text(3) if kind == "text" else spaces.Box(0, 1, ())
-
-        def shown(self):
-            return "abc" if kind == "text" else np.zeros((), np.float32)
-
-        def reset(self, *, seed=None, options=None):
-            return self.shown(), {}
-
-        def step(self, action):
-            return self.shown(), 0.0, False, False, {"action_mask": np.array([1, 0, 0])}
-
-    vector = gymnasium.vector.SyncVectorEnv([Late] * 2)
-    env = {
-        "vector": vector,
-        "dicts": DictInfoToList(vector),
-        "parallel": ParallelEnv(2, Late, backend="thread") if kind == "parallel" else None,
-    }.get(kind) or GymEnv(Late())
-    words = r"\['action_mask'\] of .*(Late|Vector).*: a step returns it, but the reset did not"
-    if kind == "rollout":
-        with pytest.warns(UserWarning, match=words):
-            env.rollout(3)
-        return
-    with Collector(env, None, frames_per_batch=20) as collector:
-        with pytest.warns(UserWarning, match=words):
-            collector.next()
-        collector.next()  # without a warning
-
-
-def test_only_discrete_actions_have_a_mask():
-    class Continuous(gymnasium.Env):
-        action_space = observation_space = spaces.Box(0, 1, (1,))
-
-        def reset(self, *, seed=None, options=None):
-            return np.zeros(1, np.float32), {}
-
-        def step(self, action):
-            return np.zeros(1, np.float32), 0.0, False, False, {"action_mask": np.ones(3)}
-
-    collected(Continuous())  # without a warning
-
-
-def test_a_mask_with_a_dimension_too_many_is_ignored_with_a_warning():
-    stacked = GymEnv(FrameStackObservation(Masked(action_space=spaces.Discrete(2)), 3))
-    with pytest.warns(UserWarning, match=r"random actions ignore the entry .* of shape \(3, 2\)"):
-        drawn = stacked.rand_action(stacked.reset())
-    assert drawn["action"].shape == (2,)

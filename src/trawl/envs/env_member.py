@@ -300,8 +300,11 @@ def _show_masks(masks: Array, buffers: SharedStepBuffers, rows: slice) -> None:
     """Writes the action masks of a process's environments to shared memory."""
     kind = int(buffers.masked[rows.start])
     target = buffers.masks[kind][rows]
-    if masks.size != target.size:
-        shape, sizes, given = masks.shape[1:], buffers.choices, f"info[{MASK_KEY!r}]"
+    shape, sizes = masks.shape[1:], buffers.choices
+    # Rows for each choice are flat in memory.
+    fits = shape == target.shape[1:] or shape in mask_shapes(sizes)
+    if masks.size != target.size or not fits:
+        given = f"info[{MASK_KEY!r}]"
         if kind == JOINT and not target.size:
             raise ValueError(
                 f"the environment returned {given} with {masks[0].size} entries, but processes "
