@@ -1,79 +1,62 @@
+"""Functions that a collector calls when it closes, however it does so."""
+
 import gc
 
 import pytest
+from multi_parts import make
 
-from trawl import Collector, MultiSyncCollector
+from trawl import Collector
 from trawl.testing import FaultyEnv
 
-OPTIONS = {"frames_per_batch": 10, "total_frames": 20}
 
-
-def make(workers):
-    if not workers:
-        return Collector("CartPole-v1", **OPTIONS)
-    return MultiSyncCollector(["CartPole-v1"] * workers, **OPTIONS)
-
-
-@pytest.fixture(params=[0, 2])
-def collector(request):
-    return make(request.param)
-
-
-def test_functions_are_called_once_with_the_closed_collector(collector):
-    called = []
-    collector.add_close_callback(lambda one: called.append((one, one.closed)))
-    list(collector)
-    assert not called
-    collector.shutdown()
-    collector.shutdown()
-    assert called == [(collector, True)]
-
-
-def test_functions_may_be_removed(collector):
-    called = []
-    collector.add_close_callback(called.append)
-    collector.remove_close_callback(called.append)
-    collector.remove_close_callback(print)
-    collector.shutdown()
-    collector.remove_close_callback(called.append)
-    assert not called
-
-
-def test_a_closed_collector_calls_at_once(collector):
-    collector.shutdown()
-    called = []
-    collector.add_close_callback(called.append)
-    assert called == [collector]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_functions_are_called_if_the_collector_is_dropped(workers):
-    called = []
-    collector = make(workers)
-    collector.add_close_callback(lambda one: called.append(one.closed))
-    del collector
-    gc.collect()
-    assert called == [True]
-
-
-def test_functions_are_called_if_the_collector_fails():
-    called = []
-    collector = Collector(FaultyEnv(5, OSError("a fault")), **OPTIONS)
-    collector.add_close_callback(called.append)
+def fails(collector):
     with pytest.raises(OSError, match="a fault"):
         list(collector)
-    assert called == [collector]
 
 
-def test_a_function_may_close_and_add_others(collector):
+def failing(**options):
+    return Collector(FaultyEnv(5, OSError("a fault")), frames_per_batch=10, **options)
+
+
+def single(**options):
+    return make(Collector, **options)
+
+
+def iterated_and_closed(collector):
+    list(collector)
+    for _ in range(2):
+        collector.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("maker", "end"),
+    [
+        *((maker, end) for maker in (single, make) for end in (iterated_and_closed, None)),
+        (failing, fails),
+    ],
+)
+def test_functions_are_called_once_with_the_closed_collector(maker, end):
     called = []
 
     def first(one):
+        called.append(("first", one.closed))
+        # It may close the collector and add others, which are called at once.
         one.shutdown()
-        one.add_close_callback(lambda _: called.append("added"))
-        called.append("first")
+        one.add_close_callback(lambda other: called.append(("added", other is one)))
 
+    def removed(one):
+        called.append("removed")
+
+    collector = maker(total_frames=20)
     collector.add_close_callback(first)
-    collector.add_close_callback(lambda _: called.append("second"))
-    collector.shutdown()
-    assert sorted(called) == ["added", "first", "second"]
+    collector.add_close_callback(removed)
+    collector.add_close_callback(lambda one: called.append("last"))
+    collector.remove_close_callback(removed)
+    collector.remove_close_callback(print)
+    assert not called
+    if end is not None:
+        end(collector)
+        collector.remove_close_callback(first)
+    del collector
+    gc.collect()
+    assert sorted(called, key=str) == [("added", True), ("first", True), "last"]

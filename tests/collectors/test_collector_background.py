@@ -1,6 +1,11 @@
-import threading
-from contextlib import nullcontext
+"""Collection in a thread, while others control the collector or end."""
 
+import gc
+import threading
+import weakref
+from contextlib import nullcontext, suppress
+
+import nursery
 import pytest
 from collector_parts import PATIENCE, Buffer, Scorer, by_step
 
@@ -44,45 +49,49 @@ class Gate(Buffer):
         self.allowed.release(batches)
 
 
-def test_frames_reach_the_buffer_in_the_background():
-    buffer = Buffer()
-    ledger = Ledger([NumberedEnv()])
+def collecting():
+    """The threads that collect in the background."""
+    return [thread for thread in threading.enumerate() if thread.name == "Collector.start"]
+
+
+def test_frames_reach_the_buffer_in_one_thread_however_often_it_is_started():
+    buffer, ledger, barrier = Buffer(), Ledger([NumberedEnv()]), threading.Barrier(4)
     collector = made(buffer)
-    before = threading.active_count()
-    collector.start()
-    collector.start()
-    # Starting twice starts once.
-    assert threading.active_count() == before + 1
+    assert not collector.is_running()
+
+    def start():
+        barrier.wait()
+        collector.start()
+
+    starters = [threading.Thread(target=start) for _ in range(4)]
+    for starter in starters:
+        starter.start()
+    for starter in starters:
+        starter.join()
+    (thread,) = collecting()
+    assert thread.daemon
+    assert collector.is_running()
     buffer.wait_for(50)
     collector.async_shutdown()
     assert collector.closed
     assert not collector.is_running()
-    assert "Collector.start" not in {thread.name for thread in threading.enumerate()}
+    assert not collecting()
     ledger.add(buffer.content())
     assert ledger.frames == len(buffer) == collector.stats()["frames"]
     collector.async_shutdown()
     collector.shutdown()
 
 
-def test_single_frames_end_exactly_at_the_total():
+def test_single_frames_end_exactly_at_the_total_and_it_goes_on_from_a_checkpoint():
     buffer = Buffer()
     with made(buffer, total_frames=17, extend_buffer=False) as collector:
-        collector.start()
-        buffer.wait_for(17)
-        with collector.pause():
-            assert steps(buffer) == list(range(1, 18))
-
-
-def test_the_thread_is_named_and_dies_with_the_program():
-    gate = Gate()
-    with made(gate) as collector:
-        assert not collector.is_running()
-        collector.start()
-        gate.wait_for_batch()
-        assert collector.is_running()
-        (thread,) = [t for t in threading.enumerate() if t.name == "Collector.start"]
-        assert thread.daemon
-        gate.let(1000)
+        begin = collector.state_dict()
+        for times in (1, 2):
+            collector.start()
+            buffer.wait_for(17 * times)
+            with collector.pause():
+                assert steps(buffer) == [*range(1, 18)] * times
+                collector.load_state_dict(begin)
 
 
 def test_starting_and_pausing_need_a_buffer_and_an_open_collector():
@@ -102,35 +111,29 @@ def test_starting_and_pausing_need_a_buffer_and_an_open_collector():
         collector.start()
 
 
-def test_it_can_be_started_again_after_more_frames_are_allowed_by_a_checkpoint():
-    buffer = Buffer()
-    with made(buffer, total_frames=10) as collector:
-        begin = collector.state_dict()
-        collector.start()
-        buffer.wait_for(10)
-        with collector.pause():
-            collector.load_state_dict(begin)
-        collector.start()
-        buffer.wait_for(20)
-        with collector.pause():
-            assert len(buffer) == 20
-
-
 # --- pause
 
 
 def test_no_frame_arrives_during_a_pause():
+    """Pauses may be nested, and an error within one ends it."""
     buffer = Buffer()
     with made(buffer, by_step()) as collector:
         collector.start()
         for _ in range(5):
-            with collector.pause():
-                count = len(buffer)
+            with suppress(LookupError), collector.pause():
+                with collector.pause():
+                    count = len(buffer)
                 assert count == collector.stats()["frames"]
                 # Were it not held, the thread would go on while this one waits.
                 with buffer.changed:
                     assert not buffer.changed.wait_for(lambda n=count: len(buffer) > n, 0.02)
+                raise LookupError
             buffer.wait_for(count + 5)
+        with collector.pause():
+            count = len(buffer)
+            collector.shutdown()
+    assert len(buffer) == count
+    assert collector.closed
 
 
 def test_pausing_waits_for_the_batch_that_is_collected():
@@ -154,34 +157,6 @@ def test_pausing_waits_for_the_batch_that_is_collected():
         thread.join()
 
 
-def test_pauses_may_be_nested():
-    buffer = Buffer()
-    with made(buffer) as collector:
-        collector.start()
-        buffer.wait_for(5)
-        with collector.pause():
-            count = len(buffer)
-            with collector.pause():
-                pass
-            with buffer.changed:
-                assert not buffer.changed.wait_for(lambda: len(buffer) > count, 0.02)
-        # An error within one ends it.
-        with pytest.raises(LookupError), collector.pause():
-            raise LookupError
-        buffer.wait_for(len(buffer) + 5)
-
-
-def test_shutting_down_within_a_pause_works():
-    buffer = Buffer()
-    collector = made(buffer)
-    collector.start()
-    with collector.pause():
-        count = len(buffer)
-        collector.shutdown()
-    assert len(buffer) == count
-    assert collector.closed
-
-
 def load_own_state(collector):
     with collector.pause():
         collector.load_state_dict(collector.state_dict())
@@ -189,7 +164,7 @@ def load_own_state(collector):
 
 CALLS = [
     lambda collector: collector.state_dict(),
-    lambda collector: load_own_state(collector),
+    load_own_state,
     lambda collector: collector.update_policy_weights_(Scorer(2)),
     lambda collector: collector.set_seed(3),
     lambda collector: collector.reset(),
@@ -261,9 +236,8 @@ def failed():
     env = FaultyEnv(at=12, fault=OSError("disk"))
     collector = made(buffer, env=env)
     collector.start()
-    for thread in threading.enumerate():
-        if thread.name == "Collector.start":
-            thread.join(PATIENCE)
+    for thread in collecting():
+        thread.join(PATIENCE)
     return collector, buffer
 
 
@@ -278,28 +252,26 @@ LATER = [
 ]
 
 
-def test_an_error_in_the_background_surfaces():
+def test_an_error_in_the_background_is_printed_at_once_and_raised_once(capfd):
     for call in LATER:
-        collector, _ = failed()
+        collector, buffer = failed()
         with pytest.raises(OSError, match=r"disk") as caught:
             call(collector)
         assert "at its step 12" in caught.value.__notes__[0]
         assert collector.closed
-
-
-def test_an_error_in_the_background_is_printed_at_once_and_raised_once(capfd):
-    collector, buffer = failed()
-    with pytest.raises(OSError, match=r"disk"):
-        collector.stats()
-    shown = capfd.readouterr().err
-    assert "OSError: disk" in shown
-    assert "Traceback" in shown
-    assert collector.stats()["frames"] == 10
-    # What was collected before is in the buffer.
-    assert steps(buffer) == list(range(1, 11))
-    with pytest.raises(RuntimeError, match=r"start\(\) failed because the collector was shut down"):
-        collector.start()
-    collector.async_shutdown()
+        shown = capfd.readouterr().err
+        assert "Traceback" in shown
+        assert "OSError: disk" in shown
+        assert collector.stats()["frames"] == 10
+        # What was collected before is in the buffer.
+        assert steps(buffer) == list(range(1, 11))
+        why = r"start\(\) failed because the collector was shut down"
+        with pytest.raises(RuntimeError, match=why):
+            collector.start()
+        collector.async_shutdown()
+    collector, _ = failed()
+    collector.shutdown()
+    collector.shutdown()
 
 
 def test_weights_sent_while_an_error_closes_the_collector_are_refused_with_its_cause(monkeypatch):
@@ -316,21 +288,7 @@ def test_weights_sent_while_an_error_closes_the_collector_are_refused_with_its_c
         collector.update_policy_weights_({})
 
 
-def test_shutdown_after_an_error_works_twice():
-    collector, _ = failed()
-    collector.shutdown()
-    collector.shutdown()
-
-
 # --- the end
-
-
-def test_the_environment_may_stay_open():
-    env = Announcing(at=-1, fault="nan")
-    collector = made(env=env)
-    collector.start()
-    collector.async_shutdown(close_env=False)
-    assert not env.closed.is_set()
 
 
 @pytest.mark.parametrize("method", ["shutdown", "async_shutdown"])
@@ -345,9 +303,9 @@ def test_ending_does_not_wait_longer_than_asked(method):
     # Nothing was closed under the thread, and the end can be waited for again.
     assert not env.closed.is_set()
     gate.let()
-    getattr(collector, method)()
+    getattr(collector, method)(close_env=method == "shutdown")
     assert collector.closed
-    assert env.closed.is_set()
+    assert env.closed.is_set() == (method == "shutdown")
     assert len(gate) == 5
 
 
@@ -378,3 +336,74 @@ def test_an_update_of_the_policy_that_acts_waits_for_nothing():
         assert not go.is_set()
         assert collector.policy_version == 1
         go.set()
+
+
+FORGETFUL = """
+import threading
+import torch
+from tensordict.nn import TensorDictModule
+from trawl import Collector
+
+class Buffer:
+    def extend(self, batch): filled.set()
+
+filled = threading.Event()
+policy = TensorDictModule(torch.nn.Linear(3, 1), ["observation"], ["action"])
+collector = Collector("Pendulum-v1", policy, frames_per_batch=200, replay_buffer=Buffer())
+collector.start()
+filled.wait()
+print("the end")
+"""
+
+
+def test_a_program_that_forgets_to_shut_down_ends_well():
+    done = nursery.run(FORGETFUL, finalize=True)
+    assert (done.returncode, done.stdout) == (0, "the end\n"), done.stderr
+
+
+def test_a_collector_nobody_holds_stops_collecting():
+    buffer = Buffer()
+    collector = made(buffer)
+    collector.start()
+    buffer.wait_for(10)
+    ((thread,), gone) = collecting(), weakref.ref(collector)
+    del collector
+    thread.join(PATIENCE)
+    gc.collect()
+    assert not thread.is_alive()
+    assert gone() is None
+
+
+def test_seeding_waits_for_the_batch_being_collected():
+    buffer = Buffer()
+    with made(buffer, by_step(), frames_per_batch=50) as collector:
+        collector.start()
+        for seed in range(20):
+            collector.set_seed(seed)
+        buffer.wait_for(500)
+        collector.async_shutdown()
+    frames = buffer.content()
+    # A seed in the middle of a batch would break what goes from row to row.
+    following, root = frames["next", "observation"], frames["observation"]
+    same = (following[:-1] == root[1:]).all(-1)
+    new = frames["collector", "traj_ids"][1:] != frames["collector", "traj_ids"][:-1]
+    assert (same | new).all()
+
+
+def test_a_batch_has_the_version_that_it_began_with():
+    began, changed = threading.Event(), threading.Event()
+
+    def stop():
+        began.set()
+        return changed.is_set()
+
+    options = {"frames_per_batch": 100_000, "interruptor": stop, "track_policy_version": True}
+    with Collector(NumberedEnv(), by_step(), **options) as collector:
+        waiter = threading.Thread(
+            target=lambda: (began.wait(), changed.set(), collector.increment_version())
+        )
+        waiter.start()
+        batch = collector.next()
+        waiter.join()
+        assert batch["policy_version"].unique().tolist() == [0]
+        assert collector.policy_version == 1

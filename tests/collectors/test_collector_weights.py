@@ -130,6 +130,18 @@ def test_buffers_are_sent_as_well(cls):
         assert settled(collector) == [{2}, {2}]
 
 
+def test_tied_weights_are_updated_by_either_name():
+    class Tied(Chooser):
+        def __init__(self):
+            super().__init__(1)
+            self.also = self.choice
+
+    policy = Tied()
+    with make(Collector, policy=policy) as collector:
+        collector.update_policy_weights_({"choice": TWO, "also": TWO})
+    assert [float(value) for value in policy.state_dict().values()] == [2, 2]
+
+
 # --- for whom
 
 
