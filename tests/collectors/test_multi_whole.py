@@ -11,27 +11,6 @@ from whole_parts import Episodes, cycling
 from trawl.testing import NumberedEnv
 
 
-def test_nothing_is_lost_where_workers_are_broken_off() -> None:
-    episodes = Episodes(cycling(LENGTHS))
-    with make(
-        workers=3,
-        lanes=2,
-        frames_per_batch=120,
-        preemptive_threshold=0.4,
-        cat_results=-1,
-        total_frames=600,
-        trajs_per_batch=4,
-        traj_format="padded",
-        start_method="forkserver",
-    ) as collector:
-        for batch in collector:
-            episodes.add(batch)
-        facts = collector.stats()
-    assert all(found == list(range(len(found))) for found in episodes.by_env.values())
-    unfinished = facts["frames"] - episodes.frames
-    assert 0 <= unfinished < 6 * max(LENGTHS) + 4 * max(LENGTHS)
-
-
 @BOTH
 def test_a_reset_of_a_worker_drops_what_it_had_not_finished(cls: Any) -> None:
     episodes = Episodes(cycling([7]))

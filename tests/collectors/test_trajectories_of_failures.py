@@ -30,16 +30,14 @@ def options(**more):
     return {"trajs_per_batch": 1, "traj_format": "cat", "on_env_error": "restart", **more}
 
 
-@pytest.mark.parametrize("size", [1, 2, 4, 7])
-def test_so_are_those_of_environments_at_their_own_pace(size):
-    check_own_pace(size, backend="threading")
-
-
-def test_so_are_those_of_an_inference_process():
-    check_own_pace(2, policy_backend="multiprocessing")
-
-
-def check_own_pace(size, **more):
+@pytest.mark.parametrize(
+    ("size", "more"),
+    [
+        *((size, {"backend": "threading"}) for size in (1, 2, 4, 7)),
+        (2, {"policy_backend": "multiprocessing"}),
+    ],
+)
+def test_so_are_those_of_environments_at_their_own_pace(size, more):
     with AsyncBatchedCollector(
         [Faulty] * 2,
         policy_factory=RandomPolicy,
