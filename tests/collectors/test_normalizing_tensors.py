@@ -197,51 +197,31 @@ def test_observations_that_change_in_place(mode: AutoresetMode, limit: int | Non
         np.testing.assert_allclose(own[2][key].numpy()[:, first:], expected, rtol=1e-4, atol=1e-4)
 
 
-class Learned(InPlace):
-    """Simulator whose observations come from a network."""
+class Changed(InPlace):
+    """Simulator whose observations are made of its place.
 
-    def __init__(self) -> None:
-        super().__init__(AutoresetMode.SAME_STEP)
-        self.network = nn.Linear(2, 2)
+    Args:
+        change: function of the place.
+        space: space of an observation.
+        dtype: dtype of its place.
+    """
+
+    def __init__(
+        self,
+        change: Any = lambda place: place,
+        space: Any = InPlace.single_observation_space,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__(AutoresetMode.SAME_STEP, dtype)
+        self.change, self.single_observation_space = change, space
 
     def reset(self, **kwargs: Any) -> Any:
         obs, info = super().reset(**kwargs)
-        return self.network(obs), info
+        return self.change(obs), info
 
     def step(self, action: Tensor) -> Any:
         obs, *rest, info = super().step(action)
-        return self.network(obs), *rest, {"final_obs": self.network(info["final_obs"])}
-
-
-@pytest.mark.parametrize("options", [{}, BOTH, {"frame_stack": 2}], ids=["plain", "both", "stack"])
-def test_observations_of_a_network_need_no_gradients(options: Any) -> None:
-    options = {"frames_per_batch": 40, "reset_at_each_iter": True, **options}
-    with Collector(Learned(), **options) as collector:
-        for _ in range(2):
-            batch = collector.next()
-            assert not any(value.requires_grad for value in batch.values(True, True))
-            writer = collector.parts.loop.rollout.writer
-            # Otherwise, the graphs of all resets would stay in memory.
-            assert not any(row.requires_grad for row in writer.state_dict()["rows"].values())
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_all_floating_point_dtypes(dtype: torch.dtype) -> None:
-    class Other(InPlace):
-        single_observation_space = Box(
-            -100, 100, (2,), np.float64 if dtype is torch.float64 else np.float16
-        )
-
-    env = TorchVectorEnv(Other(AutoresetMode.SAME_STEP, dtype))
-    options = NormalizeObservation(epsilon=1e-12)
-    with Collector(env, frames_per_batch=40, normalize_observations=options) as collector:
-        for _ in range(2):
-            batch = collector.next()
-            assert batch["observation"].isfinite().all()
-            assert batch["next", "observation"].isfinite().all()
-        assert collector.normalization is not None
-        assert collector.normalization.observations["observation"].count == 80
-    assert batch["observation"].itemsize == dtype.itemsize
+        return self.change(obs), *rest, {"final_obs": self.change(info["final_obs"])}
 
 
 class Still(InPlace):
@@ -253,86 +233,80 @@ class Still(InPlace):
 
 
 class StillArray(gymnasium.Env[Any, Any]):
-    observation_space = Still.single_observation_space
+    """The same as an environment of arrays."""
+
     action_space = Still.single_action_space
 
+    def __init__(self, value: Any) -> None:
+        self.place = value
+        self.observation_space = Box(-100, 100, value.shape, value.dtype.type)
+        self.single_observation_space = self.observation_space
+
     def reset(self, **kwargs: Any) -> Any:
-        return np.full(2, -50, np.float32), {}
+        return self.place, {}
 
     def step(self, action: Any) -> Any:
-        return np.full(2, -50, np.float32), 0.0, False, False, {}
+        return self.place, 0.0, False, False, {}
 
 
-@pytest.mark.parametrize("make", [StillArray, lambda: Still(AutoresetMode.SAME_STEP)])
-def test_extreme_options_give_finite_values(make: Any) -> None:
-    extreme = {"epsilon": 1e-80, "clip": 1e300}
-    options = {
-        "normalize_observations": NormalizeObservation(**extreme),
-        "normalize_rewards": NormalizeReward(**extreme),
-    }
-    with Collector(make(), frames_per_batch=40, **options) as collector:
-        for _ in range(2):
-            batch = collector.next()
-            assert not batch["next", "reward"].any()
-        assert not batch["next", "observation"].any()
-        assert collector.normalization is not None
-        values = torch.tensor([[-50.0, -50.0]])
-        assert not collector.normalization.normalize_observation(values).any()
+def of_dtype(dtype: torch.dtype) -> Changed:
+    space = Box(-100, 100, (2,), np.float64 if dtype is torch.float64 else np.float16)
+    return Changed(space=space, dtype=dtype)
 
 
-class Flags(InPlace):
-    """Simulator whose observations are flags, although its space has numbers."""
-
-    def reset(self, **kwargs: Any) -> Any:
-        obs, info = super().reset(**kwargs)
-        return obs > -49, info
-
-    def step(self, action: Tensor) -> Any:
-        obs, *rest, info = super().step(action)
-        return obs > -49, *rest, {"final_obs": info["final_obs"] > -47}
+EXTREME = {
+    "normalize_observations": NormalizeObservation(epsilon=1e-80, clip=1e300),
+    "normalize_rewards": NormalizeReward(epsilon=1e-80, clip=1e300),
+}
+SMALL = {"normalize_observations": NormalizeObservation(epsilon=1e-12)}
+LARGE = {"normalize_observations": NormalizeObservation(clip=1e6)}
+STACK = {"frame_stack": 3}
+STILL = Still(AutoresetMode.SAME_STEP)
+STILL_ARRAY = StillArray(np.full(2, -50, np.float32))
+NETWORK, FLAGS = Changed(nn.Linear(2, 2)), Changed(lambda place: place > -49)
+EMPTY = Changed(lambda place: place[:, :0], Box(-1, 1, (0,)))
+EMPTY_ARRAY = StillArray(np.zeros(0, np.float32))
+ODD: list[tuple[Any, list[dict[str, Any]]]] = [
+    (NETWORK, [{}, BOTH, STACK]),
+    (FLAGS, [BOTH]),
+    (EMPTY, [BOTH, STACK]),
+    (EMPTY_ARRAY, [BOTH, STACK]),
+    (STILL, [EXTREME]),
+    (STILL_ARRAY, [EXTREME]),
+    (StillArray(np.zeros(2, np.float16)), [SMALL, LARGE]),
+    (of_dtype(torch.float16), [SMALL]),
+    (of_dtype(torch.bfloat16), [SMALL]),
+    (of_dtype(torch.float64), [SMALL]),
+]
 
 
 @pytest.mark.usefixtures("_kept")
-def test_flags_are_normalised_as_numbers() -> None:
-    with Collector(Flags(AutoresetMode.SAME_STEP), frames_per_batch=40, **BOTH) as collector:
-        for _ in range(2):
-            batch = collector.next()
-        assert collector.normalization is not None
-        found = collector.normalization.observations["observation"]
-    assert batch["next", "observation"].isfinite().all()
-    assert found.count == 80
-    assert all(0 < share < 1 for share in found.mean)
-
-
-class Empty(InPlace):
-    """Simulator without observations."""
-
-    single_observation_space = Box(-1, 1, (0,))
-
-    def reset(self, **kwargs: Any) -> Any:
-        obs, info = super().reset(**kwargs)
-        return obs[:, :0], info
-
-    def step(self, action: Tensor) -> Any:
-        obs, *rest, info = super().step(action)
-        return obs[:, :0], *rest, {"final_obs": info["final_obs"][:, :0]}
-
-
-class EmptyArray(StillArray):
-    observation_space = Empty.single_observation_space
-
-    def reset(self, **kwargs: Any) -> Any:
-        return np.zeros(0, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        return np.zeros(0, np.float32), 1.0, False, True, {}
-
-
-@pytest.mark.parametrize("options", [BOTH, {"frame_stack": 3}], ids=["normalised", "stacked"])
-@pytest.mark.parametrize("make", [EmptyArray, lambda: Empty(AutoresetMode.SAME_STEP)])
-def test_observations_without_elements(make: Any, options: Any) -> None:
-    with Collector(make(), frames_per_batch=40, **options) as collector:
-        for _ in range(2):
-            batch = collector.next()
-    assert batch["observation"].shape == batch["next", "observation"].shape
-    assert batch["observation"].shape[-1] == 0
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [(source, options) for source, each in ODD for options in each],
+    ids=[*map(str, range(sum(len(each) for _, each in ODD)))],
+)
+def test_odd_observations_become_finite_numbers(source: Any, options: dict[str, Any]) -> None:
+    options = {"frames_per_batch": 40, "reset_at_each_iter": source is NETWORK, **options}
+    with Collector(source, **options) as collector:
+        batches = [collector.next() for _ in range(2)]
+        found = collector.normalization
+        if source is NETWORK:
+            rows = collector.parts.loop.rollout.writer.state_dict()["rows"].values()
+            # Otherwise, the graphs of all resets would stay in memory.
+            assert not any(row.requires_grad for row in rows)
+    for batch in batches:
+        assert batch["observation"].isfinite().all()
+        assert batch["next", "observation"].isfinite().all()
+        assert batch["observation"].shape[-1] == source.single_observation_space.shape[-1]
+        assert source is FLAGS or batch["observation"].itemsize == source.place.itemsize
+        assert not any(value.requires_grad for value in batch.values(True, True))
+    if found is not None:
+        moments = found.observations["observation"]
+        assert moments.count == 80
+        assert source is not FLAGS or all(0 < share < 1 for share in moments.mean)
+    if source in (STILL, STILL_ARRAY):
+        # What never changes is normalised to zero.
+        assert not batch["next", "reward"].any()
+        assert not batch["next", "observation"].any()
+        assert not found.normalize_observation(torch.full((1, 2), -50.0)).any()
