@@ -1,6 +1,5 @@
 """Timelines that collectors write."""
 
-import errno
 import gc
 import os
 import threading
@@ -25,6 +24,8 @@ from trace_parts import (
 from trawl.collectors import AsyncBatchedCollector, Collector, MultiAsyncCollector
 from trawl.observe import TraceOptions, read_trace
 from trawl.testing import FaultyEnv, NumberedEnv
+
+SYNC, ASYNC = CLASSES
 
 
 def names(timeline, lane):
@@ -74,59 +75,24 @@ def test_a_collector_draws_its_batches_and_the_learner(tmp_path, detail):
     assert names(timeline, "collector steps") == (steps if detail == "step" else [])
 
 
-def test_steps_are_within_their_batches(tmp_path):
-    path = tmp_path / "run.json.gz"
-    trace = TraceOptions(path, "step")
-    with Collector(NumberedEnv, by_step(), frames_per_batch=20, trace=trace) as collector:
-        for _ in range(5):
-            collector.next()
-    timeline = read_trace(path)
-    batches = [span for span in timeline.lane("collector") if span.name == "batch"]
-    for step in timeline.lane("collector steps"):
-        assert sum(one.start <= step.start and step.end <= one.end for one in batches) == 1
-
-
 def test_steps_are_recorded_only_for_a_timeline_of_steps(tmp_path):
     with Collector(NumberedEnv, by_step(), frames_per_batch=20) as collector:
         collector.next()
         assert collector.parts.loop.rollout.pop_steps() is None
         with collector.trace(TraceOptions(tmp_path / "steps.json.gz", "step")):
-            collector.next()
+            for _ in range(3):
+                collector.next()
         collector.next()
         assert collector.parts.loop.rollout.pop_steps() is None
         with collector.trace(tmp_path / "batches.json.gz"):
             collector.next()
-    assert len(read_trace(tmp_path / "steps.json.gz").lane("collector steps")) == 16
+    timeline = read_trace(tmp_path / "steps.json.gz")
+    batches = [span for span in timeline.lane("collector") if span.name == "batch"]
+    steps = timeline.lane("collector steps")
+    assert len(steps) == 3 * 16
+    for step in steps:
+        assert sum(one.start <= step.start and step.end <= one.end for one in batches) == 1
     assert read_trace(tmp_path / "batches.json.gz").lanes == ["learner", "collector"]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"replay_buffer": Buffer},
-        {"replay_buffer": Buffer, "extend_buffer": False},
-        {"trajs_per_batch": 2, "traj_format": "cat"},
-        {"policy": None},
-        {"split_trajs": True},
-        {"exact_frames": True},
-        {"reset_at_each_iter": True},
-    ],
-    ids=str,
-)
-@pytest.mark.filterwarnings("ignore:split_trajs=True pads")
-def test_sums_are_those_of_the_statistics(tmp_path, options):
-    path = tmp_path / "run.json.gz"
-    options = {name: value() if value is Buffer else value for name, value in options.items()}
-    policy = options.pop("policy", by_step())
-    source = partial(NumberedEnv, lengths=[3, 5, 1])
-    options = {"frames_per_batch": 15, "total_frames": 105, **options}
-    with Collector(source, policy, trace=path, **options) as collector:
-        for _ in collector:
-            pass
-    timeline = read_trace(path)
-    assert_lanes_nest(timeline)
-    assert_learner(timeline, collector.stats())
-    assert_sums(timeline, "collector", collector.stats())
 
 
 class Twice(Collector):
@@ -137,13 +103,38 @@ class Twice(Collector):
         return super().rollout()
 
 
-def test_a_batch_of_several_rollouts(tmp_path):
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [
+        (Collector, {"replay_buffer": Buffer}),
+        (Collector, {"replay_buffer": Buffer, "extend_buffer": False}),
+        (Collector, {"trajs_per_batch": 2, "traj_format": "cat"}),
+        (Collector, {"policy": None}),
+        (Collector, {"split_trajs": True}),
+        (Collector, {"exact_frames": True}),
+        (Collector, {"reset_at_each_iter": True}),
+        (Twice, {}),
+        (AsyncBatchedCollector, {"env_backend": "threading"}),
+        (AsyncBatchedCollector, {"env_backend": "multiprocessing"}),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:split_trajs=True pads")
+def test_sums_are_those_of_the_statistics(tmp_path, cls, options):
     path = tmp_path / "run.json.gz"
-    with Twice(NumberedEnv, by_step(), frames_per_batch=20, trace=path) as collector:
-        for _ in range(5):
-            collector.next()
-    assert_lanes_nest(read_trace(path))
-    assert_sums(read_trace(path), "collector", collector.stats())
+    options = {name: value() if value is Buffer else value for name, value in options.items()}
+    source = partial(NumberedEnv, lengths=[3, 5, 1])
+    source = [source] * 3 if cls is AsyncBatchedCollector else source
+    options = {"frames_per_batch": 15, "total_frames": 105, "policy": by_step(), **options}
+    with cls(source, trace=TraceOptions(path, "step"), **options) as collector:
+        for _ in collector:
+            pass
+    timeline = read_trace(path)
+    assert_lanes_nest(timeline)
+    assert_learner(timeline, collector.stats())
+    assert_sums(timeline, "collector", collector.stats())
+    # Steps of environments that are ready have no fixed order, so single ones are not drawn.
+    assert ("collector steps" in timeline.lanes) == (cls is not AsyncBatchedCollector)
 
 
 def test_background_collection_and_updates_of_another_thread(tmp_path):
@@ -164,23 +155,6 @@ def test_background_collection_and_updates_of_another_thread(tmp_path):
     assert "update" in names(timeline, "updates")
 
 
-@pytest.mark.parametrize("backend", ["threading", "multiprocessing"])
-def test_async_batched(tmp_path, backend):
-    path = tmp_path / "run.json.gz"
-    options = {"frames_per_batch": 50, "total_frames": 500, "env_backend": backend}
-    trace = TraceOptions(path, "step")
-    collector = AsyncBatchedCollector([NumberedEnv] * 4, policy=by_step(), trace=trace, **options)
-    with collector:
-        frames = [len(batch) for batch in collector]
-    timeline = read_trace(path)
-    assert sum(frames) == 500
-    assert_lanes_nest(timeline)
-    assert_learner(timeline, collector.stats())
-    assert_sums(timeline, "collector", collector.stats())
-    # Their steps have no fixed order, so single ones are not drawn.
-    assert timeline.lanes == ["learner", "collector"]
-
-
 def test_an_inference_process(tmp_path):
     path = tmp_path / "run.json.gz"
     options = {"frames_per_batch": 50, "total_frames": 500, "policy_backend": "multiprocessing"}
@@ -196,9 +170,9 @@ def test_an_inference_process(tmp_path):
 @pytest.mark.parametrize(
     ("cls", "method", "detail"),
     [
-        (CLASSES[0], "messages", "step"),
-        (CLASSES[1], "inline", "batch"),
-        (CLASSES[1], "forkserver", "step"),
+        (SYNC, "messages", "step"),
+        (ASYNC, "inline", "batch"),
+        (ASYNC, "forkserver", "step"),
     ],
 )
 def test_workers_draw_their_batches(tmp_path, cls, method, detail):
@@ -229,21 +203,23 @@ def test_workers_draw_their_batches(tmp_path, cls, method, detail):
 
 
 @pytest.mark.parametrize(
-    ("cls", "options"),
+    ("cls", "options", "reason"),
     [
-        (CLASSES[0], {"prefetch": 1}),
-        (CLASSES[0], {"preemptive_threshold": 0.5}),
-        (CLASSES[0], {"trajs_per_batch": 2, "traj_format": "cat"}),
-        (CLASSES[0], {"replay_buffer": Buffer}),
-        (CLASSES[0], {"update_at_each_batch": True, "policy": nn.Linear(1, 1)}),
-        (CLASSES[1], {"max_policy_lag": 1}),
-        (CLASSES[1], {"replay_buffer": Buffer, "exact_frames": True}),
-        (CLASSES[1], {"trajs_per_batch": 2, "traj_format": "cat"}),
+        (SYNC, {}, "together"),
+        (SYNC, {"prefetch": 1}, "together"),
+        (SYNC, {"preemptive_threshold": 0.5}, None),
+        (SYNC, {"trajs_per_batch": 2, "traj_format": "cat"}, None),
+        (SYNC, {"replay_buffer": Buffer}, None),
+        (SYNC, {"update_at_each_batch": True, "policy": nn.Linear(1, 1)}, None),
+        (ASYNC, {}, "taken"),
+        (ASYNC, {"max_policy_lag": 0}, "max_policy_lag"),
+        (ASYNC, {"replay_buffer": Buffer, "exact_frames": True}, None),
+        (ASYNC, {"trajs_per_batch": 2, "traj_format": "cat"}, None),
     ],
     ids=str,
 )
 @pytest.mark.filterwarnings("ignore:total_frames=")
-def test_sums_of_workers_are_those_of_the_statistics(tmp_path, cls, options):
+def test_sums_of_workers_are_those_of_the_statistics(tmp_path, cls, options, reason):
     path = tmp_path / "run.json.gz"
     options = {name: value() if value is Buffer else value for name, value in options.items()}
     if "policy" in options:
@@ -256,54 +232,30 @@ def test_sums_of_workers_are_those_of_the_statistics(tmp_path, cls, options):
         for _ in collector:
             pass
     assert_whole(read_trace(path), collector.stats("both"))
+    # Why workers are not asked for batches earlier.
+    assert reason is None or reasons(path, 2) == {reason}
 
 
-@pytest.mark.parametrize(
-    ("cls", "options", "reason"),
-    [
-        (CLASSES[0], {}, "together"),
-        (CLASSES[0], {"prefetch": 1}, "together"),
-        (CLASSES[1], {}, "taken"),
-        (CLASSES[1], {"max_policy_lag": 0}, "max_policy_lag"),
-    ],
-    ids=str,
-)
-def test_the_timeline_says_why_workers_wait(tmp_path, cls, options, reason):
-    path = tmp_path / "run.json.gz"
-    with make(cls, trace=path, start_method="inline", frames_per_batch=20, **options) as collector:
-        for _ in range(4):
-            collector.next()
-    assert reasons(path, 2) == {reason}
-
-
-def test_workers_that_write_into_a_buffer(tmp_path):
-    from torchrl.data import LazyMemmapStorage, ReplayBuffer
-
-    path = tmp_path / "run.json.gz"
-    buffer = ReplayBuffer(storage=LazyMemmapStorage(1000), shared=True)
-    options = {"frames_per_batch": 20, "total_frames": 400, "replay_buffer": buffer}
-    collector = MultiAsyncCollector(envs(2), by_step(), trace=path, **options)
-    collector.start()
-    while collector.is_running():
-        collector.stats()
-    collector.async_shutdown()
-    timeline = read_trace(path)
-    assert_whole(timeline, collector.stats("both"))
-    assert sorted(delivered(timeline)) == sorted(drawn(timeline, 2))
-
-
-def test_batches_that_workers_wrote_last(tmp_path):
+@pytest.mark.parametrize("background", [True, False])
+def test_workers_that_write_into_a_buffer(tmp_path, background):
     """Batches that are counted only when the collector is closed are drawn, too."""
     from torchrl.data import LazyMemmapStorage, ReplayBuffer
 
     path = tmp_path / "run.json.gz"
     buffer = ReplayBuffer(storage=LazyMemmapStorage(10_000), shared=True)
-    options = {"frames_per_batch": 20, "replay_buffer": buffer}
-    with MultiAsyncCollector(envs(2), by_step(), trace=path, **options) as collector:
-        for _ in range(3):
-            collector.next()
-        while not collector._pool.batches:
-            collector._pool._pump(None)
+    options = {"frames_per_batch": 20, "replay_buffer": buffer, "trace": path}
+    options["total_frames"] = 400 if background else -1
+    with MultiAsyncCollector(envs(2), by_step(), **options) as collector:
+        if background:
+            collector.start()
+            while collector.is_running():
+                collector.stats()
+            collector.async_shutdown()
+        else:
+            for _ in range(3):
+                collector.next()
+            while not collector._pool.batches:
+                collector._pool._pump(None)
     timeline = read_trace(path)
     assert collector.stats()["batches"] > 3
     assert_whole(timeline, collector.stats("both"))
@@ -362,7 +314,7 @@ def test_a_timeline_of_a_part_of_a_run(tmp_path, cls):
                 collector.next()
         timeline = read_trace(path)
         assert_lanes_nest(timeline)
-        assert len(delivered(timeline)) == (6 if cls is CLASSES[0] else 3)
+        assert len(delivered(timeline)) == (6 if cls is SYNC else 3)
         assert [span.args["frames"] for span in timeline.spans if span.name == "collect"] == (
             [20] * 3
         )
@@ -374,10 +326,9 @@ def test_a_timeline_of_a_part_of_a_run(tmp_path, cls):
 
 def test_no_trace_no_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with make(start_method="inline") as collector:
-        collector.next()
-    with Collector(NumberedEnv, by_step(), frames_per_batch=20) as collector:
-        collector.next()
+    for cls in (Collector, SYNC):
+        with make(cls) as collector:
+            collector.next()
     assert os.listdir(tmp_path) == []
 
 
@@ -394,11 +345,16 @@ def test_a_shutdown_ends_a_timeline(tmp_path):
 
 
 @pytest.mark.parametrize("of_constructor", [True, False])
-def test_two_timelines_at_once_are_refused(tmp_path, of_constructor):
+def test_one_timeline_after_the_other(tmp_path, of_constructor):
     first, second = tmp_path / "first.json.gz", tmp_path / "second.json.gz"
     options = {"trace": first} if of_constructor else {}
     with Collector(NumberedEnv, by_step(), frames_per_batch=20, **options) as collector:
         if not of_constructor:
+            for number in range(3):
+                with collector.trace(first):
+                    for _ in range(number):
+                        collector.next()
+                assert names(read_trace(first), "collector").count("batch") == number
             collector.trace(first)
         with pytest.raises(RuntimeError, match="because this collector is already writing one"):
             collector.trace(second)
@@ -407,22 +363,8 @@ def test_two_timelines_at_once_are_refused(tmp_path, of_constructor):
     assert names(read_trace(first), "collector").count("batch") == 1
 
 
-def test_one_timeline_after_the_other(tmp_path):
-    with Collector(NumberedEnv, by_step(), frames_per_batch=20) as collector:
-        for number in range(3):
-            with collector.trace(tmp_path / "run.json.gz"):
-                for _ in range(number):
-                    collector.next()
-            found = names(read_trace(tmp_path / "run.json.gz"), "collector")
-            assert found.count("batch") == number
-
-
 def constructor(trace):
     Collector(NumberedEnv, by_step(), frames_per_batch=20, trace=trace)
-
-
-def of_workers(trace):
-    make(trace=trace)
 
 
 def method(trace):
@@ -430,16 +372,19 @@ def method(trace):
         collector.trace(trace)
 
 
-@pytest.mark.parametrize("begin", [constructor, of_workers, method])
+@pytest.mark.parametrize("begin", [constructor, lambda trace: make(trace=trace), method])
 def test_a_file_that_can_not_be_written_is_an_error_of_the_call(tmp_path, begin):
-    with pytest.raises(FileNotFoundError, match=r"trace can't be written to .*nowhere"):
-        begin(tmp_path / "nowhere" / "run.json.gz")
-    with pytest.raises(IsADirectoryError, match="trace can't be written"):
-        begin(tmp_path)
-    with pytest.raises(TypeError, match="trace must be the path of a file, or"):
-        begin(7)
-    with pytest.raises(ValueError, match="trace must name a file"):
-        begin("")
+    none = r"must be the path of a file, but it is None"
+    for trace, error, text in (
+        (tmp_path / "nowhere" / "run.json.gz", FileNotFoundError, r"can't be written to .*nowhere"),
+        (tmp_path, IsADirectoryError, "can't be written"),
+        (7, TypeError, "must be the path of a file, or"),
+        ("", ValueError, "must name a file"),
+        *([(None, TypeError, none)] if begin is method else []),
+        *([("/dev/full", OSError, "No space left")] if os.path.exists("/dev/full") else []),
+    ):
+        with pytest.raises(error, match=f"trace {text}" if trace != "/dev/full" else text):
+            begin(trace)
 
 
 @pytest.mark.parametrize("cls", [Collector, *CLASSES])
@@ -455,18 +400,6 @@ def test_a_constructor_that_fails_closes_the_file(tmp_path, cls):
     gc.collect()
     assert read_trace(path).complete
     assert read_trace(path).spans == []
-
-
-def test_none_is_no_path():
-    with pytest.raises(TypeError, match="trace must be the path of a file, but it is None"):
-        method(None)
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has this device")
-def test_a_full_disk_at_the_beginning():
-    with pytest.raises(OSError, match="trace can't be written") as caught:
-        constructor("/dev/full")
-    assert caught.value.errno == errno.ENOSPC
 
 
 def test_a_disk_that_gets_full_is_one_warning(tmp_path):
