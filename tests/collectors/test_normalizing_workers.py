@@ -48,23 +48,6 @@ def test_one_seed_gives_equal_batches_in_processes():
     assert equal(*found)
 
 
-def test_all_workers_begin_a_batch_with_the_same_statistics():
-    with make(frames_per_batch=64, max_frames_per_traj=None) as collector:
-        collector.set_seed(0)
-        for number in range(3):
-            batch = collector.next()
-            shared = collector.normalization.observations["observation"]
-            assert shared.count == 64 * (number + 1)
-        frozen = collector.normalization.frozen().statistics["observation",]
-        collector.normalization.training = False
-        batch = collector.next()
-        # Pendulum's cosine and sine: normalised by the same numbers, their squares add up to 1.
-        own = batch["observation"][..., 1:, :2].double().numpy()
-        scale = np.sqrt(frozen.var[:2] + 1e-8)
-        squares = np.square(own * scale + frozen.mean[:2]).sum(-1)
-    np.testing.assert_allclose(squares, 1, atol=1e-4)
-
-
 def test_first_observations_after_a_seed_have_the_statistics_of_all_workers():
     with make(frames_per_batch=64) as collector:
         collector.set_seed(0)

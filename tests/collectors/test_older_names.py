@@ -3,6 +3,7 @@ import warnings
 import nursery
 import pytest
 
+import trawl
 import trawl.collectors
 import trawl.compat.older_names as legacy
 from trawl.collectors import (
@@ -56,3 +57,5 @@ def test_the_list_of_public_names():
         _ = trawl.collectors.DataCollector
     assert not set(OLD) & set(trawl.collectors.__all__)
     assert trawl.collectors.__all__ == sorted(trawl.collectors.__all__)
+    for name in ("MultiCollector", "MultiSyncCollector", "AsyncCollector"):
+        assert getattr(trawl, name) is getattr(trawl.collectors, name)

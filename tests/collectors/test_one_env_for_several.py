@@ -6,7 +6,6 @@ from functools import partial
 import gymnasium
 import numpy as np
 import pytest
-import torch
 from multi_parts import CLASSES, make
 
 from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
@@ -25,20 +24,33 @@ SOURCES = {
     "a list": lambda env: {"create_env_fn": [env] * 2},
     "a number": lambda env: {"create_env_fn": env, "num_workers": 2},
     "batches": lambda env: {"create_env_fn": [[env, env]] * 2},
+    "TorchRL's": lambda env: {
+        "create_env_fn": [pytest.importorskip("torchrl.envs").GymEnv("Pendulum-v1")] * 2
+    },
     "a batched environment": lambda env: {
         "create_env_fn": [SerialEnv(2, partial(GymEnv, "Pendulum-v1"))] * 2
     },
 }
 
 
-@pytest.mark.parametrize("method", ["inline", "forkserver"])
-@pytest.mark.parametrize("how", SOURCES)
+@pytest.mark.parametrize(
+    ("how", "method"), [*((how, "inline") for how in SOURCES), ("batches", "forkserver")]
+)
 def test_each_worker_has_its_own(how, method):
     options = SOURCES[how](pendulum())
     with make(frames_per_batch=12, policy=None, start_method=method, **options) as collector:
         seen = collector.next()["observation"].reshape(-1, 3)
     # No state is met twice, neither at the start nor later.
     assert len(np.unique(seen.numpy(), axis=0)) == len(seen)
+
+
+def test_a_batch_of_this_process_has_copies():
+    with Collector([pendulum()] * 3, frames_per_batch=30) as collector:
+        batch = collector.next()
+    assert len(batch["observation"][:, 0].unique(dim=0)) == 3
+    # The environments are not stepped by one another.
+    speed = batch["observation"][..., 2]
+    assert (batch["next", "observation"][..., 2][:, :-1] == speed[:, 1:]).all()
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -55,39 +67,11 @@ def test_copies_are_whole_environments(cls):
             ledger.add(row)
 
 
-def test_a_collector_that_becomes_several_takes_one_environment():
-    options = {"num_collectors": 2, "sync": True, "backend_options": {"start_method": "inline"}}
-    with Collector(pendulum(), None, frames_per_batch=10, **options) as collector:
-        assert isinstance(collector, MultiSyncCollector)
-        starts = collector.next()["observation"][:, 0]
-    assert not torch.equal(*starts)
-
-
-def test_the_batch_of_one_process_holds_copies():
-    with Collector([pendulum()] * 3, frames_per_batch=30) as collector:
-        batch = collector.next()
-    assert len(batch["observation"][:, 0].unique(dim=0)) == 3
-    # The environments are not stepped by one another.
-    speed = batch["observation"][..., 2]
-    assert (batch["next", "observation"][..., 2][:, :-1] == speed[:, 1:]).all()
-
-
 def test_an_environment_that_can_not_be_copied_is_named():
     env = GymEnv(NumberedEnv())
     env.lock = threading.Lock()
     with pytest.raises(TypeError, match=r"contains .* several times, but .*can't be copied"):
         make(create_env_fn=[env] * 2)
-
-
-def test_torchrl_environments():
-    envs = pytest.importorskip("torchrl.envs")
-    one = envs.GymEnv("Pendulum-v1")
-    two = envs.SerialEnv(2, lambda: envs.GymEnv("Pendulum-v1"))
-    for source, count in ((one, 2), (two, 4)):
-        with make(create_env_fn=[source] * 2, policy=None, frames_per_batch=12) as collector:
-            batch = collector.next()
-        starts = batch["observation"].reshape(count, -1, 3)[:, 0]
-        assert len(starts.unique(dim=0)) == count
 
 
 @pytest.mark.parametrize("cls", [MultiSyncCollector, MultiAsyncCollector])

@@ -321,28 +321,24 @@ def test_a_collector_that_is_made_leaves_the_policy_and_the_generators_as_they_w
 
 
 @pytest.mark.filterwarnings("ignore:the policy calls a network that is not part of it")
-@pytest.mark.parametrize("name", [name for name in POLICIES if name != "weight_norm"])
-def test_workers_leave_the_policy_as_it_was(name):
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        *((name, "inline") for name in POLICIES if name != "weight_norm"),
+        ("TensorDictModule", "forkserver"),
+    ],
+)
+def test_workers_leave_the_policy_as_it_was(name, method):
     policy = POLICIES[name]()
     before = fingerprint(policy)
     with MultiSyncCollector(
-        "Pendulum-v1", policy, num_workers=2, frames_per_batch=8, start_method="inline"
+        "Pendulum-v1", policy, num_workers=2, frames_per_batch=8, start_method=method
     ) as collector:
         collector.next()
         if isinstance(policy, nn.Module):
             collector.update_policy_weights_()
         collector.next()
     assert fingerprint(policy) == before
-
-
-def test_worker_processes_do_not_share_the_policys_memory():
-    policy = named(Counting())
-    before = state_of(policy)
-    with MultiSyncCollector("Pendulum-v1", policy, num_workers=2, frames_per_batch=8) as collector:
-        collector.next()
-        collector.update_policy_weights_()
-        collector.next()
-    assert state_of(policy) == before
 
 
 @pytest.mark.parametrize("name", ["weight_norm", "module", "EGreedy"])
@@ -390,24 +386,15 @@ def shared_buffer(**options: Any) -> Any:
     return data.ReplayBuffer(storage=data.LazyTensorStorage(100), shared=True, **options)
 
 
-def test_the_layout_of_a_shared_buffer_takes_no_steps_in_the_callers_environment():
+def test_the_layout_of_a_shared_buffer_leaves_environments_and_transforms_as_they_were():
+    transforms = pytest.importorskip("torchrl.envs.transforms")
     envs = [gymnasium.make("Pendulum-v1") for _ in range(2)]
     envs[0].reset(seed=0)
     before = envs[0].unwrapped.state.copy()
-    buffer = shared_buffer()
-    with MultiSyncCollector(envs, frames_per_batch=8, replay_buffer=buffer) as collector:
-        assert envs[0].unwrapped.state.tolist() == before.tolist()
-        collector.next()
-    assert len(buffer) == 8
-
-
-def test_the_layout_of_a_shared_buffer_leaves_its_transforms_as_they_were():
-    transforms = pytest.importorskip("torchrl.envs.transforms")
     sums = transforms.MultiStepTransform(n_steps=3, gamma=0.9)
     buffer = shared_buffer(transform=sums)
-    with MultiSyncCollector(
-        "Pendulum-v1", num_workers=2, frames_per_batch=16, replay_buffer=buffer
-    ) as collector:
+    with MultiSyncCollector(envs, frames_per_batch=16, replay_buffer=buffer) as collector:
+        assert envs[0].unwrapped.state.tolist() == before.tolist()
         assert len(buffer) == buffer.write_count == 0
         collector.next()
     assert (buffer[:]["observation"].abs().sum(-1) > 0).all()

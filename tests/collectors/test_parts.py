@@ -7,7 +7,6 @@ import inspect
 import pickle
 import weakref
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import pytest
@@ -80,27 +79,6 @@ def test_methods_of_parts_say_what_they_take():
         assert next(iter(inspect.signature(method).parameters)) == "self"
         assert method.__name__ == name
         assert method.__doc__
-
-
-class Wrapped(Collector):
-    """A collector whose ``rollout()`` looks like the usual one."""
-
-    @wraps(Collector.rollout)
-    def rollout(self) -> Any:
-        batch = super().rollout()
-        return batch.set("mine", torch.ones(batch.shape))
-
-
-@pytest.mark.parametrize("place", ["here", "worker"])
-def test_an_override_of_rollout_may_look_like_the_usual_one(place):
-    options: dict[str, Any] = {"frames_per_batch": 10, "total_frames": 10}
-    if place == "here":
-        collector: Any = Wrapped("Pendulum-v1", **options)
-    else:
-        inline = {"collector_class": Wrapped, "start_method": "inline"}
-        collector = MultiSyncCollector(["Pendulum-v1"], **inline, **options)
-    with collector:
-        assert "mine" in collector.next()
 
 
 class Named(Collector):

@@ -2,6 +2,7 @@
 
 import bdb
 import traceback
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -17,37 +18,40 @@ def carts():
     return GymEnv("CartPole-v1", categorical_action_encoding=True)
 
 
-@pytest.mark.parametrize("value", [1, np.int64(1), np.array(1), torch.tensor(1)], ids=repr)
-@pytest.mark.parametrize("as_module", [False, True])
-def test_a_number_is_an_action(value, as_module):
-    def policy(observation):
-        return value
-
-    given = TensorDictModule(policy, ["observation"], ["action"]) if as_module else policy
-    with Collector(carts, given, frames_per_batch=4) as collector:
-        action = collector.next()["action"]
-    assert action.dtype is torch.int64
-    assert action.tolist() == [1] * 4
-
-
-@pytest.mark.parametrize("value", [[0.5], np.array([0.5], np.float32)], ids=repr)
-def test_so_are_lists_and_arrays(value):
-    with Collector("Pendulum-v1", lambda observation: value, frames_per_batch=4) as collector:
-        assert collector.next()["action"].tolist() == [[0.5]] * 4
-
-
-def test_and_beside_other_outputs():
-    def policy(observation):
-        return 1, 0.25
-
-    with Collector(carts, policy, frames_per_batch=4) as collector:
-        batch = collector.next()
-    assert batch["action"].tolist() == [1] * 4
-    assert batch["output1"].tolist() == [0.25] * 4
+@pytest.mark.parametrize(
+    ("env", "value", "action"),
+    [
+        *((carts, value, 1) for value in (1, np.int64(1), np.array(1), torch.tensor(1))),
+        *(("Pendulum-v1", value, [0.5]) for value in ([0.5], np.array([0.5], np.float32))),
+    ],
+    ids=repr,
+)
+def test_numbers_lists_and_arrays_are_actions(env, value, action):
+    given = [lambda observation: value, lambda observation: (value, 0.25)]
+    module = TensorDictModule(given[0], ["observation"], ["action"])
+    for policy in given if isinstance(value, list) else [*given, module]:
+        with Collector(env, policy, frames_per_batch=4) as collector:
+            batch = collector.next()
+        assert batch["action"].tolist() == [action] * 4
+        assert env != carts or batch["action"].dtype is torch.int64
+        assert policy is not given[1] or batch["output1"].tolist() == [0.25] * 4
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
-def test_a_nan_action_is_named(lanes):
+def torchrl_pendulums():
+    torchrl_envs = pytest.importorskip("torchrl.envs")
+    return torchrl_envs.SerialEnv(2, lambda: torchrl_envs.GymEnv("Pendulum-v1"))
+
+
+@pytest.mark.parametrize(
+    ("env", "where"),
+    [
+        ("Pendulum-v1", ""),
+        (["Pendulum-v1"] * 2, " of environment 1"),
+        (torchrl_pendulums, " of environment 1"),
+    ],
+    ids=["one", "two", "TorchRL's"],
+)
+def test_a_nan_action_is_named(env, where):
     def policy(observation):
         calls.append(None)
         action = torch.zeros(*observation.shape[:-1], 1)
@@ -56,22 +60,9 @@ def test_a_nan_action_is_named(lanes):
         return action
 
     calls = []
-    where = " of environment 1" if lanes == 2 else ""
-    env = ["Pendulum-v1"] * lanes if lanes == 2 else "Pendulum-v1"
     expected = rf"policy wrote nan to 'action'{where} at step 2 of this batch, and the reward"
     with pytest.raises(ValueError, match=expected):
-        Collector(env, policy, frames_per_batch=8 * lanes).next()
-
-
-def test_it_is_named_on_torchrl_s_environments():
-    torchrl_envs = pytest.importorskip("torchrl.envs")
-
-    def policy(observation):
-        return torch.full((*observation.shape[:-1], 1), torch.nan)
-
-    env = torchrl_envs.SerialEnv(2, lambda: torchrl_envs.GymEnv("Pendulum-v1"))
-    with pytest.raises(ValueError, match="policy wrote nan to 'action' of environment 0 at step 0"):
-        Collector(env, policy, frames_per_batch=8).next()
+        Collector(env, policy, frames_per_batch=16).next()
 
 
 def test_texts_reach_a_policy_as_strings():
@@ -111,9 +102,22 @@ def test_a_debugger_in_a_worker_says_where_it_works():
         collector.next()
 
 
-def test_a_function_that_returns_nothing_is_no_policy():
-    with pytest.raises(TypeError, match="policy <lambda> must return the action, but it returned"):
-        Collector("Pendulum-v1", lambda observation: None, frames_per_batch=4)
+LINEAR = torch.nn.Linear(3, 1)
+FIRST = "it is a module, Linear: the environment comes first"
+
+
+@pytest.mark.parametrize(
+    ("kind", "args", "text"),
+    [
+        (Collector, ("Pendulum-v1", lambda observation: None), "must return the action, but it re"),
+        (Collector, ("Pendulum-v1", torch.nn.Linear), r"be an object, but it is the class Lin\w+:"),
+        (Collector, (LINEAR, "Pendulum-v1"), FIRST),
+        (MultiSyncCollector, (LINEAR, ["Pendulum-v1"] * 2), FIRST),
+    ],
+)
+def test_what_is_no_policy(kind, args, text):
+    with pytest.raises(TypeError, match=text):
+        kind(*args, frames_per_batch=4)
 
 
 def test_a_function_that_needs_arguments_is_told_about():
@@ -121,21 +125,6 @@ def test_a_function_that_needs_arguments_is_told_about():
         Collector(lambda g: GymEnv("Pendulum-v1", g=g), frames_per_batch=4)
     note = "create_env_fn was called with no arguments: they come from create_env_kwargs"
     assert note in "".join(traceback.format_exception(caught.value))
-
-
-def test_a_class_is_no_policy():
-    with pytest.raises(TypeError, match=r"policy must be an object, but it is the class Lin\w+:"):
-        Collector("Pendulum-v1", torch.nn.Linear, frames_per_batch=4)
-
-
-def test_the_environment_comes_before_the_policy():
-    with pytest.raises(TypeError, match="it is a module, Linear: the environment comes first"):
-        Collector(torch.nn.Linear(3, 1), "Pendulum-v1", frames_per_batch=4)
-
-
-def test_the_environments_of_workers_come_before_the_policy():
-    with pytest.raises(TypeError, match="it is a module, Linear: the environment comes first"):
-        MultiSyncCollector(torch.nn.Linear(3, 1), ["Pendulum-v1"] * 2, frames_per_batch=4)
 
 
 def test_an_index_out_of_range_need_not_be_encoded():
@@ -262,53 +251,44 @@ def started(kind, policy):
         options["policy_backend"] = "multiprocessing"
         options["policy"] = policy
         return kind([NumberedEnv], **options)
+    if kind is MultiSyncCollector:
+        options["start_method"] = "inline"
     return kind([NumberedEnv], policy, **options)
 
 
-@pytest.mark.parametrize(
-    ("kind", "make"),
-    [
-        (MultiSyncCollector, lambda: hides(torch.nn.Linear(5, 4))),
-        (MultiSyncCollector, lambda: Holder().__call__),
-        (AsyncBatchedCollector, Holder),
-    ],
-    ids=["function", "method", "object"],
+class Owner(torch.nn.Module):
+    """A module whose network is part of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = torch.nn.Linear(5, 4)
+
+    def forward(self, observation):
+        return hides(self.network)(observation)
+
+
+WARNED = pytest.warns(
+    UserWarning,
+    match=r"the policy calls a network that is not part of it \(Linear\): .* don't reach",
 )
-def test_a_network_that_updates_cannot_reach_is_warned_of(kind, make):
-    expected = r"the policy calls a network that is not part of it \(Linear\): .* don't reach"
-    with pytest.warns(UserWarning, match=expected):
+
+
+@pytest.mark.parametrize(
+    ("kind", "make", "warned"),
+    [
+        (MultiSyncCollector, lambda: hides(torch.nn.Linear(5, 4)), True),
+        (MultiSyncCollector, lambda: Holder().__call__, True),
+        (AsyncBatchedCollector, Holder, True),
+        (MultiSyncCollector, lambda: Holder().first, False),
+        (MultiSyncCollector, lambda: hides(frozen()), False),
+        (AsyncBatchedCollector, lambda: names_it, False),
+        (MultiSyncCollector, lambda: TensorDictModule(Owner(), ["observation"], ["action"]), False),
+        # In this process, updates reach it.
+        (Collector, lambda: hides(NETWORK), False),
+    ],
+)
+def test_a_network_that_updates_cannot_reach_is_warned_of(kind, make, warned):
+    with WARNED if warned else nullcontext():
         collector = started(kind, make())
-    collector.shutdown()
-
-
-@pytest.mark.parametrize(
-    ("kind", "make"),
-    [
-        (MultiSyncCollector, lambda: Holder().first),
-        (MultiSyncCollector, lambda: hides(frozen())),
-        (AsyncBatchedCollector, lambda: names_it),
-    ],
-    ids=["method", "frozen", "function"],
-)
-def test_what_has_no_such_network_is_not(kind, make):
-    with started(kind, make()) as collector:
-        assert collector.next() is not None
-
-
-def test_nor_is_one_in_this_process():
-    with Collector(NumberedEnv, hides(NETWORK), frames_per_batch=4) as collector:
-        assert len(collector.next()) == 4
-
-
-def test_a_network_that_is_part_of_the_policy_is_not_warned_of():
-    class Both(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.network = torch.nn.Linear(5, 4)
-
-        def forward(self, observation):
-            return hides(self.network)(observation)
-
-    module = TensorDictModule(Both(), ["observation"], ["action"])
-    with started(MultiSyncCollector, module) as collector:
+    with collector:
         assert collector.next() is not None

@@ -22,47 +22,13 @@ def frames(ids, **more):
     return TensorDict({"number": numbers, TRAJ_IDS: ids, **more}, ids.shape)
 
 
-def test_it_is_where_torchrl_has_it():
-    assert public is split_trajectories
-
-
-def test_every_entry_is_padded_with_zeros():
-    split = split_trajectories(
-        frames(
-            [0, 0, 1],
-            image=torch.ones(3, 2, 2),
-            done=torch.ones(3, 1, dtype=torch.bool),
-            nested=TensorDict({"deep": torch.ones(3, 1)}, [3]),
-        )
-    )
-    assert split["image"].shape == (2, 2, 2, 2)
-    assert split["done"][..., 0].tolist() == [[True, True], [True, False]]
-    assert split[MASK].dtype is torch.bool
-    assert split["nested", "deep"][..., 0].tolist() == [[1, 1], [1, 0]]
-
-
 def test_the_input_is_left_alone():
     batch = frames([0, 0, 1])
     before = batch.clone()
+    assert public is split_trajectories
     split_trajectories(batch)["number"].zero_()
     assert keys(batch) == keys(before)
     assert (batch == before).all()
-
-
-def test_without_ids_done_flags_tell_where_trajectories_end():
-    done = torch.tensor([0, 1, 0, 0, 1, 0], dtype=torch.bool).unsqueeze(-1)
-    batch = TensorDict({"number": torch.arange(1, 7), ("next", "done"): done}, [6])
-    split = split_trajectories(batch)
-    assert split["number"].tolist() == [[1, 2, 0], [3, 4, 5], [6, 0, 0]]
-    assert split["mask"].sum() == 6
-    assert split["traj_ids"].tolist() == [[0, 0, 0], [1, 1, 1], [2, 0, 0]]
-
-
-def test_another_done_key_may_be_named():
-    ended = torch.tensor([1, 0, 0], dtype=torch.bool).unsqueeze(-1)
-    batch = TensorDict({"number": torch.arange(1, 4), ("next", "agent", "over"): ended}, [3])
-    split = split_trajectories(batch, done_key=("agent", "over"))
-    assert split["number"].tolist() == [[1, 0], [2, 3]]
 
 
 def test_a_mask_that_is_there_stays_in_force():
@@ -137,7 +103,8 @@ def any_batch(draw):
 def test_any_batch_is_cut_into_its_pieces(key, options, nested, given):
     ids, pieces = given
     numbers = torch.arange(1, ids.numel() + 1).reshape(ids.shape)
-    batch = TensorDict({"number": numbers, key: ids}, ids.shape)
+    like = torch.ones(*ids.shape, 2, dtype=torch.bool)
+    batch = TensorDict({"number": numbers, key: ids, ("nested", "deep"): like}, ids.shape)
     split = split_trajectories(batch, as_nested=nested, **options)
     mask_key = (*key[:-1], "mask") if isinstance(key, tuple) else "mask"
     if nested and mask_key not in keys(split):
@@ -146,6 +113,7 @@ def test_any_batch_is_cut_into_its_pieces(key, options, nested, given):
     rows = split.reshape(-1, split.shape[-1]) if split.batch_size.numel() else []
     assert [row["number"][row[mask_key]].tolist() for row in rows] == pieces
     assert all((row["number"][~row[mask_key]] == 0).all() for row in rows)
+    assert all((row["nested", "deep"] == row[mask_key][:, None]).all() for row in rows)
 
 
 @given(any_batch())

@@ -87,34 +87,28 @@ def test_environments_that_differ_from_each_other():
 
 
 @pytest.mark.parametrize(
-    ("env", "kind"),
-    [(Different, MultiSyncCollector), (lambda: Different((2,)), MultiAsyncCollector)],
-    ids=["single", "batch"],
+    ("env", "kind", "how", "shape"),
+    [
+        (Different, MultiSyncCollector, None, (2, 12)),
+        (lambda: Different((2,)), MultiAsyncCollector, None, (2, 12)),
+        (Different, MultiSyncCollector, 0, (24,)),
+        (Different, MultiSyncCollector, -1, (24,)),
+    ],
+    ids=["single", "batch", "cat 0", "cat -1"],
 )
-def test_workers_deliver_lazy_stacks(env, kind):
-    with kind([env] * 2, halve, start_method="inline", **SIZE) as collector:
+def test_workers_deliver_lazy_stacks(env, kind, how, shape):
+    options = SIZE if how is None else {**SIZE, "cat_results": how}
+    with kind([env] * 2, halve, start_method="inline", **options) as collector:
         batches = list(collector)
         fake = collector.fake_tensordict()
-    lead = (2,) if kind is MultiSyncCollector else ()
-    lanes = env().batch_size
     for batch in batches:
-        steps = 24 // (torch.Size(lead).numel() * lanes.numel())
-        assert batch.shape == (*lead, *lanes, steps)
+        assert batch.shape == shape
         assert structure(batch) == structure(fake)
         for agent, size in enumerate((2, 3, 4)):
             found = batch["agents"][..., agent]
             assert found["action"].shape == (*batch.shape, size)
             assert torch.equal(found["action"], found["observation"] / 2)
-
-
-@pytest.mark.parametrize("how", [0, -1])
-def test_workers_batches_are_put_behind_each_other(how):
-    with MultiSyncCollector(
-        [Different] * 2, halve, frames_per_batch=24, cat_results=how, start_method="inline"
-    ) as collector:
-        batch = collector.next()
-    assert batch.shape == (24,)
-    assert batch["agents"][:, 0]["observation"][:, 0].tolist() == [0, 1, 2, 3] * 6
+        assert found["observation"].reshape(-1, 4)[:, 0].tolist() == [0, 1, 2, 3] * 6
 
 
 @pytest.mark.parametrize("extend", [True, False])

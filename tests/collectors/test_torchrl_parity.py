@@ -3,9 +3,7 @@
 Where TorchRL fails, or does something that nobody wants, the test says what Trawl does instead.
 """
 
-import contextlib
 import itertools
-import warnings
 
 import gymnasium
 import numpy as np
@@ -52,6 +50,7 @@ from torchrl.modules import (  # noqa: E402
     TanhNormal,
     ValueOperator,
 )
+from torchrl_parts import quiet  # noqa: E402
 
 try:
     from torchrl.envs.transforms import PolicyVersion
@@ -151,14 +150,6 @@ def lake():
 
 def dicts():
     return GymWrapper(Dicts())
-
-
-def quiet():
-    """TorchRL's own collectors may warn as they like; Trawl's may not."""
-    stack = contextlib.ExitStack()
-    stack.enter_context(warnings.catch_warnings())
-    warnings.simplefilter("ignore")
-    return stack
 
 
 def theirs(env, policy=None, **options):
@@ -450,7 +441,6 @@ POLICIES = {
         "Pendulum-v1",
     ),
     "module": (lambda: linear(3, 1), pendulum, "Pendulum-v1"),
-    "sequence": (lambda: TensorDictSequential(linear(3, 1)), pendulum, "Pendulum-v1"),
     "categorical": (actor, cart, "CartPole-v1"),
     "tanh normal": (tanh_normal, pendulum, "Pendulum-v1"),
     "q values": (q_values, cart, "CartPole-v1"),

@@ -79,13 +79,3 @@ def test_a_span_that_does_not_fit_says_how_long_it_is():
     policy, env = Pieces().of(times)
     assert policy == ("policy", 10.0, 10.5, None)
     assert env == ("env", 10.5, 11.0, 5.0)
-
-
-def test_a_loop_of_which_only_the_last_part_is_known():
-    """Several rollouts in a batch: the spans begin with the batch, and fit into it."""
-    times = BatchTimes(10.0, 10.0, 12.0, 13.0, 13.5, 1.5, 0.5, 0.25, 0.0)
-    assert list(Pieces().of(times)) == [
-        ("weights", 10.0, 10.25, None),
-        ("policy", 10.25, 10.75, None),
-        ("env", 10.75, 12.25, None),
-    ]
