@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,18 +56,32 @@ PROCESS = {"backend": "process"}
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"num_envs": 3}, {"num_envs": 8}, {"max_steps": 100}, {"num_envs": 3, **PROCESS},
-     {"num_workers": 2, "num_envs": 2, **PROCESS}],
+    ("env", "options"),
+    [(Walk, {}), (Walk, {"num_envs": 8}), (Walk, {"num_envs": 3, "max_steps": 100}),
+     (Walk, {"num_envs": 3, **PROCESS}), (Walk, {"num_workers": 2, "num_envs": 2, **PROCESS}),
+     # Environments of all kinds.
+     (Walk(), {}), (partial(GymEnv, Walk()), {}), (GymEnv(Walk()), {}), ([Walk, Walk], {}),
+     (partial(SerialEnv, 2, Walk), {}),
+     # Factories of policies, with an environment and without.
+     (Walk, {"policy_factory": lambda: linear()}), (Walk, {"policy_factory": linear}),
+     (Walk, {"policy_factory": lambda env=None: linear()}),
+     # Collectors of one's own.
+     (Walk, {"collector_cls": MultiSyncCollector}),
+     (Walk, {"collector_cls": "MultiSyncCollector"})],
     ids=str,
 )  # fmt: skip
-def test_episodes_are_those_of_a_loop_by_hand(options: dict[str, Any]) -> None:
+def test_episodes_are_those_of_a_loop_by_hand(env: Any, options: dict[str, Any]) -> None:
     policy = linear()
     returns, lengths = by_hand(policy, 7)
-    with Evaluator(Walk, policy, num_trajectories=7, **options) as evaluator:
+    drawn = "policy_factory" in options  # weights that nobody knows
+    options = options if drawn else {"policy": policy, **options}
+    with Evaluator(env, num_trajectories=7, **options) as evaluator:
+        several = "collector_cls" in options or options.get("backend") == "process"
+        assert evaluator.backend == ("process" if several else "thread")
         for _ in range(2):
             result = evaluator.evaluate()
             assert result.episodes.lengths.tolist() == lengths
+            returns = result.episodes.returns if drawn else returns
             assert result.episodes.returns == pytest.approx(returns, rel=1e-6)
     assert isinstance(result, EvaluationResult)
     assert result["eval/num_episodes"] == 7
@@ -104,10 +117,6 @@ def test_each_environment_contributes_the_same_number_of_episodes(
     assert episodes.lengths.tolist() == lengths
     # The step that a vector environment spends on a reset is none of an episode.
     assert episodes.returns.tolist() == lengths
-
-
-def vector() -> gymnasium.vector.SyncVectorEnv:
-    return gymnasium.vector.SyncVectorEnv([Walk] * 3)
 
 
 def test_environments_that_are_done_are_left_alone() -> None:
@@ -156,26 +165,29 @@ def test_another_seed_gives_other_episodes() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_metrics_fn_sees_whole_trajectories(backend: str) -> None:
+@pytest.mark.parametrize("layout", [None, "cat", "padded"])
+def test_metrics_fn_sees_whole_trajectories(layout: str | None, backend: str) -> None:
     seen: list[TensorDictBase] = []
 
     def metrics(trajectories: TensorDictBase) -> dict[str, float]:
         seen.append(trajectories)
-        mask = trajectories["collector", "mask"]
-        return {"spread": float(trajectories["action"][mask].std())}
+        return {"most": float(trajectories["action"].max())}
 
-    with Evaluator(
-        Walk, linear(), num_trajectories=5, num_envs=2, metrics_fn=metrics, backend=backend
-    ) as evaluator:
+    options = {} if layout is None else {"collector_kwargs": {"traj_format": layout}}
+    common = {"num_trajectories": 5, "num_envs": 2, "metrics_fn": metrics, "backend": backend}
+    with Evaluator(Walk, linear(), **common, **options) as evaluator:
         result = evaluator.evaluate()
     (frames,) = seen
+    assert result["eval/most"] == float(frames["action"].max())
     lengths = torch.from_numpy(result.episodes.lengths)
+    if layout == "cat":
+        assert frames.shape == (int(lengths.sum()),)
+        return
     assert frames.shape == (5, int(lengths.max()))
     mask = frames["collector", "mask"]
     assert torch.equal(mask.sum(-1), lengths)
     totals = (frames["next", "reward"].squeeze(-1) * mask).double().sum(-1)
     assert torch.allclose(totals, torch.from_numpy(result.episodes.returns))
-    assert result["eval/spread"] == float(frames["action"][mask].std())
 
 
 @pytest.mark.parametrize("returned", [3, None, [("spread", 1.0)]])
@@ -188,25 +200,27 @@ def test_metrics_fn_must_return_a_dict(returned: Any) -> None:
     assert str(caught.value).endswith(f"returned {type(returned).__name__}: {returned!r}")
 
 
-def test_a_metric_of_metrics_fn_replaces_that_of_its_name() -> None:
-    own = {"reward": 7.0, "step": -3, "video": "mine"}
-    env = partial(Walk, "rgb_array")
-    with Evaluator(env, linear(), num_trajectories=1, metrics_fn=lambda _: own) as evaluator:
-        result = evaluator.evaluate()
-    assert own.items() <= {name.removeprefix("eval/"): result[name] for name in result}.items()
-
-
-def test_a_callback_gets_a_tensordict() -> None:
+def test_a_callback_gets_all_metrics() -> None:
     given: list[TensorDictBase] = []
-    with Evaluator(
-        Walk, linear(), num_trajectories=2, log_prefix="test", on_result=given.append
-    ) as evaluator:
+    # A metric of metrics_fn replaces that of its name.
+    own = {"length": 7.0, "episode_length": -3}
+    options = {"metrics_fn": lambda _: own, "log_prefix": "test", "on_result": given.append}
+    env = partial(Walk, "rgb_array")
+    with Evaluator(env, linear(), num_trajectories=1, **options) as evaluator:
         result = evaluator.evaluate(step=12)
     (metrics,) = given
     assert metrics.batch_size == torch.Size([])
     assert set(metrics.keys()) == set(result)
     assert metrics["test/step"] == 12
+    assert metrics["test/fps"] > 0
     assert float(metrics["test/reward"]) == pytest.approx(result["test/reward"])
+    assert torch.equal(metrics["test/video"], result["test/video"])
+    assert {name: result[f"test/{name}"] for name in own} == own
+    own.clear()
+    own |= {"reward": 7.0, "step": -3, "video": "mine"}
+    with Evaluator(env, linear(), num_trajectories=1, metrics_fn=lambda _: own) as evaluator:
+        result = evaluator.evaluate()
+    assert {name: result[f"eval/{name}"] for name in own} == own
 
 
 def test_weights_in_all_forms() -> None:
@@ -221,6 +235,7 @@ def test_weights_in_all_forms() -> None:
         {"weights_dict": {"policy": other}},
         {"weights": linear(2), "weights_dict": {"policy": other}},
     ]
+    assert Evaluator.extract_weights(other).device == torch.device("cpu")
     for backend in BACKENDS:
         policy = linear(0)
         with Evaluator(Walk, policy, num_trajectories=3, backend=backend) as evaluator:
@@ -257,41 +272,11 @@ def test_a_factory_makes_the_policy_where_it_acts(backend: str) -> None:
     assert second.episodes.returns.tolist() == third.episodes.returns.tolist()
 
 
-@pytest.mark.parametrize("factory", [lambda: linear(), lambda env=None: linear(), linear])
-def test_a_factory_may_take_no_environment(factory: Any) -> None:
-    episodes = evaluated(policy_factory=factory, num_trajectories=2)
-    assert episodes.lengths.tolist() == by_hand(linear(), 2)[1]
-
-
 def test_a_function_as_policy() -> None:
     with Evaluator(Walk, act_at_random, num_trajectories=2) as evaluator:
         evaluator.evaluate()
         with pytest.raises(TypeError, match="policy function has no weights to replace"):
             evaluator.evaluate(linear())
-
-
-def test_environments_of_all_kinds() -> None:
-    expected = by_hand(linear(), 2)[1]
-    serial = partial(SerialEnv, 2, Walk)
-    for env in (Walk, Walk(), partial(GymEnv, Walk()), GymEnv(Walk()), [Walk, Walk], serial):
-        assert evaluated(env, num_trajectories=2).lengths.tolist() == expected
-
-
-def test_a_collector_of_ones_own() -> None:
-    class Counting(Collector):
-        taken = 0
-
-        def _collect(self) -> Any:
-            type(self).taken += 1
-            return super()._collect()
-
-    with Evaluator(Walk, linear(), num_trajectories=2, collector_cls=Counting) as evaluator:
-        evaluator.evaluate()
-        assert evaluator.backend == "thread"
-    for kind in (MultiSyncCollector, "MultiSyncCollector"):
-        with Evaluator(Walk, linear(), num_trajectories=2, collector_cls=kind) as evaluator:
-            assert evaluator.backend == "process"
-            assert evaluator.evaluate().episodes.lengths.tolist() == by_hand(linear(), 2)[1]
 
 
 def test_a_comparison_is_paired() -> None:
@@ -366,39 +351,32 @@ WRONG_TYPES = [
 ]
 
 
+REWARDS = ", .*its rewards are \\[\\('next', 'reward'\\)\\]"
+SWAPPED = "must be .* but it is an env.*are env and policy swapped\\?"
+# Where the environment is looked at, which is in another process with backend="process".
+FOR_EACH_BACKEND = [
+    (ValueError, {"reward_keys": ("next", "score")}, f"\\('next', 'score'\\){REWARDS}"),
+    (ValueError, {"reward_keys": "reward"}, f"reward_keys has 'reward'{REWARDS}"),
+    (TypeError, {"env": linear(), "policy": Walk},
+     "^env must be a Gymnasium id.* but it is a module, TensorDictModule: .*swapped\\?"),
+    *((TypeError, {"env": act_at_random, "policy": policy}, f"^policy {SWAPPED}")
+      for policy in ("Pendulum-v1", Walk(), Walk)),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("error", "options", "message"),
-    [*((ValueError, *row) for row in WRONG_VALUES), *((TypeError, *row) for row in WRONG_TYPES)],
-)
+    [
+        *((ValueError, *row) for row in WRONG_VALUES),
+        *((TypeError, *row) for row in WRONG_TYPES),
+        *((error, {**row, "backend": backend}, message)
+          for backend in BACKENDS for error, row, message in FOR_EACH_BACKEND),
+    ],
+)  # fmt: skip
 def test_wrong_arguments(error: Any, options: dict[str, Any], message: str) -> None:
     arguments = {"env": Walk, "policy": linear(), **options}
     with pytest.raises(error, match=message):
         Evaluator(arguments.pop("env"), **arguments)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(
-    ("first", "second", "words"),
-    [
-        (linear(), Walk, "env must be a Gymnasium id.* but it is a module, TensorDictModule: "),
-        (act_at_random, "Pendulum-v1", "policy must be .* but it is an env.*, 'Pendulum-v1': "),
-        (act_at_random, Walk(), "policy must be a module or a function, but it is an env"),
-        (act_at_random, Walk, "policy must be a module or a function, but it is an env"),
-    ],
-    ids=["module", "id", "environment", "class"],
-)
-def test_swapped_arguments_are_told(first: Any, second: Any, words: str, backend: str) -> None:
-    with pytest.raises(TypeError, match=f"^{words}.*are env and policy swapped?"):
-        Evaluator(first, second, backend=backend)
-
-
-@pytest.mark.parametrize("backend", ["thread", "process"])
-@pytest.mark.parametrize("key", [("next", "score"), "reward"])
-def test_a_misspelt_reward_is_named(key: Any, backend: str) -> None:
-    shown = re.escape(repr(key))
-    words = f"reward_keys has {shown}, .*its rewards are \\[\\('next', 'reward'\\)\\]"
-    with pytest.raises(ValueError, match=words):
-        Evaluator(Walk, linear(), num_trajectories=2, reward_keys=key, backend=backend)
 
 
 def test_a_missing_key_is_named() -> None:
@@ -428,36 +406,32 @@ def test_a_class_of_the_user_may_add_what_is_counted() -> None:
     assert evaluated(**options).returns.mean() == 1 + 2 + 3
 
 
-@pytest.mark.parametrize("backend", ["thread", "process"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_factories_are_called_by_the_first_evaluation(backend: str, tmp_path: Path) -> None:
     made = tmp_path / "made"
 
-    def make_env() -> Walk:
+    def note(name: str) -> None:
         with made.open("a") as file:
-            file.write("env ")
-        return Walk()
+            file.write(f"{name} ")
 
     def make_policy() -> Any:
-        with made.open("a") as file:
-            file.write("policy ")
+        note("policy")
+        if backend == "thread" and made.read_text().count("policy") < 3:
+            raise OSError("no display")
         return linear()
 
-    with Evaluator(
-        make_env, policy_factory=make_policy, num_trajectories=1, backend=backend
-    ) as evaluator:
+    def make_env() -> Walk:
+        note("env")
+        return Walk()
+
+    options = {"policy_factory": make_policy, "num_trajectories": 1, "backend": backend}
+    with Evaluator(make_env, **options) as evaluator:
         assert not made.exists()
-        evaluator.evaluate()
-        assert made.read_text().split() == ["env", "policy"]
-
-
-def test_errors_of_factories_come_from_the_evaluation() -> None:
-    def fail() -> Any:
-        raise OSError("no display")
-
-    with Evaluator(Walk, policy_factory=fail) as evaluator:
-        for _ in range(2):
+        for _ in range(2 if backend == "thread" else 0):
             with pytest.raises(OSError, match="no display"):
                 evaluator.evaluate()
+        evaluator.evaluate()
+        assert made.read_text().split()[:2] == ["env", "policy"]
 
 
 def test_a_state_loses_no_result() -> None:
@@ -474,19 +448,3 @@ def test_a_state_loses_no_result() -> None:
         evaluator.evaluate()
         assert evaluator.state_dict() == {"step_counter": 2}
         assert len(results) == 2
-
-
-def test_weights_of_a_policy_are_on_the_cpu() -> None:
-    assert Evaluator.extract_weights(linear()).device == torch.device("cpu")
-
-
-@pytest.mark.parametrize("layout", ["cat", "padded"])
-def test_whole_trajectories_have_the_layout_that_is_asked_for(layout: str) -> None:
-    seen: list[Any] = []
-    options = {"traj_format": layout}
-    with Evaluator(
-        Walk, linear(), metrics_fn=lambda td: seen.append(td) or {}, collector_kwargs=options
-    ) as evaluator:
-        lengths = evaluator.evaluate().episodes.lengths
-    shape = (lengths.sum(),) if layout == "cat" else (10, lengths.max())
-    assert tuple(seen[0].shape) == shape
