@@ -76,7 +76,7 @@ def test_episodes_are_those_counted_by_hand(seed, count, sizes, saved, goes_on):
             stats = EpisodeStats(3)
             stats.load_state_dict(state)
         parts.append(
-            stats.update(batch.reshape(batch.numel()) if number % 2 else batch.unsqueeze(0))
+            stats.update(batch.reshape(batch.shape.numel()) if number % 2 else batch.unsqueeze(0))
         )
     expected, frames = by_hand(batches)
     found = Episodes.concatenate(parts)
