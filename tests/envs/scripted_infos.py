@@ -2,7 +2,10 @@
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium import spaces
+
+from trawl.envs import InfoKey
 
 
 class Scripted(gymnasium.Env):
@@ -86,7 +89,16 @@ class ScriptedJax:
         }
 
 
-KEYS = ["count", "vector", "nested", "action_mask", "at_reset", "at_end"]
+KEYS = [
+    "count",
+    InfoKey("vector", key="vector"),
+    InfoKey(("nested", "flag"), key="flag"),
+    InfoKey("nested/deep", key=("task", "deep")),
+    "nested/deep/half",
+    InfoKey("action_mask", key="action_mask"),
+    "at_reset",
+    "at_end",
+]
 
 
 def check(rows):
@@ -98,12 +110,11 @@ def check(rows):
     obs, info = rows["observation"].double(), rows["info"]
     episode, steps, length = obs.split(1, -1)
     assert (info["count"] == 100 * episode + steps).all()
-    assert info["vector"].shape[-1] == 3
-    assert (info["vector"][..., :1] == steps).all()
-    assert (info["vector"][..., 1:2] == episode).all()
-    assert (info["nested", "flag"] == (steps % 2 == 1)).all()
+    assert torch.equal(rows["vector"], torch.cat([steps, episode, steps**0], -1).float())
+    assert torch.equal(rows["flag"], steps % 2 == 1)
     assert (info["nested", "deep", "half"] == steps / 2).all()
-    assert (info["action_mask"][..., 1:2] == steps % 2).all()
-    assert (info["action_mask"][..., 0] == 1).all()
+    assert (rows["task", "deep", "half"] == steps / 2).all()
+    assert torch.equal(rows["action_mask"], torch.cat([steps**0, steps % 2, 0 * steps], -1).bool())
     assert (info["at_reset"] == (7 + episode) * (steps == 0)).all()
     assert (info["at_end"] == (70 + episode) * (steps == length)).all()
+    assert set(info.keys()) == {"count", "nested", "at_reset", "at_end"}

@@ -8,27 +8,30 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
-from gymnasium.wrappers import RecordEpisodeStatistics
+from gymnasium.wrappers import RecordEpisodeStatistics, TransformObservation
 from gymnasium.wrappers.vector import DictInfoToList
 from gymnasium.wrappers.vector import RecordEpisodeStatistics as VectorStatistics
 from scripted_infos import KEYS, Scripted, ScriptedJax, check
-from tensordict.nn import TensorDictModule
 
-from trawl.collectors import AsyncBatchedCollector, Collector
+from trawl.collectors import AsyncBatchedCollector, Collector, MultiSyncCollector
 from trawl.envs import GymEnv, InfoKey, JaxEnv, ParallelEnv, SerialEnv
+from trawl.envs.build import build_one
 from trawl.envs.entries.info_keys import box
 from trawl.envs.specs import Composite, Unbounded
+from trawl.testing import Script
+from trawl.testing.scripted_envs import ScriptedPool
 
 MODES = ["NextStep", "SameStep", "Disabled"]
 
 
-def single(**options):
-    return GymEnv(Scripted(), info_keys=KEYS, **options)
+def single(text=False):
+    return GymEnv(Scripted(4, text), info_keys=TEXTS if text else KEYS)
 
 
-def vector(mode, wrapper=None, **options):
-    env = SyncVectorEnv([Scripted, partial(Scripted, 3)], autoreset_mode=mode)
-    return GymEnv(env if wrapper is None else wrapper(env), info_keys=KEYS, **options)
+def vector(mode, wrapper=None, text=False):
+    make = partial(Scripted, text=text)
+    env = SyncVectorEnv([make, partial(make, 3)], autoreset_mode=mode)
+    return GymEnv(wrapper(env) if wrapper else env, info_keys=TEXTS if text else KEYS)
 
 
 def registered():
@@ -52,15 +55,22 @@ KINDS = {
     "groups": lambda: ParallelEnv(4, single, groups=2, backend="thread"),
     "jax": jax_batch,
 }
-ON_BOTH_PATHS = list(KINDS)[:6]
+
+
+def first(td):
+    """The action that is always allowed."""
+    action = torch.zeros(td.batch_size, dtype=torch.int64)
+    return td.set("action", torch.nn.functional.one_hot(action, 3))
+
+
+def frames_of(batch):
+    """The rows of a batch that are frames."""
+    mask = ("collector", "mask")
+    return batch[batch[mask]] if mask in batch.keys(True) else batch
 
 
 @pytest.mark.parametrize(
-    ("kind", "path"),
-    [
-        *((kind, ["array", "tensordict"][i % 2]) for i, kind in enumerate(KINDS)),
-        *((kind, ["tensordict", "array"][i % 2]) for i, kind in enumerate(ON_BOTH_PATHS)),
-    ],
+    ("kind", "path"), [(kind, ["array", "tensordict"][i % 2]) for i, kind in enumerate(KINDS)]
 )
 def test_batches_have_the_infos_of_each_step_and_reset(kind, path):
     seen = []
@@ -68,38 +78,19 @@ def test_batches_have_the_infos_of_each_step_and_reset(kind, path):
     def policy(td):
         check(td)
         seen.append(1)
-        action = torch.nn.functional.one_hot(torch.zeros(td.batch_size, dtype=torch.int64), 3)
-        return td.set("action", action)
+        return first(td)
 
     policy = policy if path == "tensordict" else None
     with Collector(KINDS[kind](), policy, frames_per_batch=48, total_frames=144) as collector:
         for batch in collector:
-            valid = batch
-            if ("collector", "mask") in batch.keys(True):
-                valid = batch[batch["collector", "mask"]]
+            valid = frames_of(batch)
             check(valid)
             check(valid["next"])
             assert valid["next", "done"].any()
+            if path == "array":
+                # An observed mask comes before that of the info.
+                assert (valid["action"] * valid["action_mask"]).sum() == len(valid.reshape(-1))
     assert bool(seen) is (path == "tensordict")
-
-
-def highest(mask):
-    """The highest action that is allowed."""
-    return torch.nn.functional.one_hot(mask.long().sum(-1) - 1, 3)
-
-
-@pytest.mark.parametrize("kind", ["single", "list", "parallel", "SameStep", "groups", "ready"])
-def test_a_policy_reads_the_infos_of_its_step(kind):
-    module = TensorDictModule(highest, [("info", "action_mask")], ["action"])
-    if kind == "ready":
-        collector = AsyncBatchedCollector([single] * 3, policy=module, frames_per_batch=12)
-    else:
-        collector = Collector(KINDS[kind](), module, frames_per_batch=24)
-    with collector:
-        batch = collector.next()
-    check(batch)
-    check(batch["next"])
-    assert (batch["action"].argmax(-1) == batch["observation"][..., 1] % 2).all()
 
 
 class Single(gymnasium.Env):
@@ -154,20 +145,13 @@ def test_statistics_of_episodes(mode, outside):
     make = Scripted if outside else lambda: RecordEpisodeStatistics(Scripted())
     env = SyncVectorEnv([make] * 2, autoreset_mode=mode)
     env = GymEnv(VectorStatistics(env) if outside else env, info_keys=["episode"])
-    with Collector(env, mask_policy, frames_per_batch=40) as collector:
-        batch = next(iter(collector))
-    if ("collector", "mask") in batch.keys(True):
-        batch = batch[batch["collector", "mask"]]
+    with Collector(env, first, frames_per_batch=40) as collector:
+        batch = frames_of(collector.next())
     done = batch["next", "done"]
     assert done.any()
     assert (batch["next", "info", "episode", "l"] == 4 * done).all()
     assert (batch["next", "info", "episode", "r"] == 4.0 * done).all()
     assert (batch["info", "episode", "l"] == 0).all()
-
-
-def mask_policy(td):
-    shape = td.batch_size
-    return td.set("action", torch.nn.functional.one_hot(torch.zeros(shape, dtype=torch.int64), 3))
 
 
 class Choosy(gymnasium.Env):
@@ -200,24 +184,29 @@ def test_masks_in_observations_hold_while_infos_are_found(kind):
         assert collector.next()["next", "info", "late"].max() == 7
 
 
-@pytest.mark.parametrize("kind", ["single", *MODES])
-def test_text_is_non_tensor_data(kind):
-    make = partial(Scripted, 4, True)
-    env = make() if kind == "single" else SyncVectorEnv([make] * 2, autoreset_mode=kind)
-    env = GymEnv(env, info_keys=["text", "count"])
-    td = env.reset()
-    for _ in range(9):
-        count = td.batch_size.numel()
-        action = torch.tensor([[1, 0, 0]] * count).reshape(*td.batch_size, 3)
-        td, following = env.step_and_maybe_reset(td.set("action", action))
-        for rows in (td["next"], following):
-            seen = rows["observation"].reshape(count, 3).int().tolist()
-            text = rows["info", "text"]
-            assert ([text] if isinstance(text, str) else list(text)) == [
-                f"{e}:{s}" for e, s, _ in seen
-            ]
-        td = following
-    env.close()
+TEXTS = {"text": str, "never": str, "nothing": object, "count": None}
+
+
+@pytest.mark.parametrize("kind", ["single", *MODES, "list", "processes", "workers"])
+def test_text(kind):
+    make, cls, options = partial(single, text=True), Collector, {}
+    sources = {
+        "single": make,
+        "list": [make] * 2,
+        "processes": partial(ParallelEnv, 2, make),
+        "workers": [make] * 2,
+    }
+    if kind == "workers":
+        cls, options = MultiSyncCollector, {"start_method": "inline"}
+    source = sources[kind] if kind in sources else vector(kind, text=True)
+    with cls(source, None, frames_per_batch=24, **options) as collector:
+        batch = frames_of(collector.next().reshape(-1))
+    assert batch["next", "done"].any()
+    for rows in (batch, batch["next"]):
+        seen = rows["observation"].int().tolist()
+        assert list(rows["info", "text"]) == [f"{episode}:{step}" for episode, step, _ in seen]
+        assert set(rows["info", "never"]) == {""}
+        assert set(rows["info", "nothing"]) == {None}
 
 
 def test_a_mapping_states_spaces():
@@ -239,52 +228,6 @@ def test_a_mapping_states_spaces():
     env.close()
 
 
-class Changing(Scripted):
-    """Changes one of its infos in the fourth step."""
-
-    def __init__(self, value):
-        super().__init__()
-        self.value = value
-
-    def shown(self):
-        obs, info = super().shown()
-        return obs, info | ({"vector": self.value} if self.steps == 4 else {})
-
-
-@pytest.mark.parametrize(
-    ("value", "error", "words"),
-    [
-        (np.zeros(4, np.float32), ValueError, r"info\['vector'\] has shape \(4,\).*\(3,\)"),
-        (np.zeros(3, complex), TypeError, r"info\['vector'\] is ndarray.*float32"),
-        ("text", TypeError, r"info\['vector'\] is str 'text'.*info_keys=\{'vector': object\}"),
-    ],
-)
-def test_a_value_of_another_layout_is_an_error(value, error, words):
-    env = GymEnv(Changing(value), info_keys=["vector"])
-    with (
-        Collector(env, mask_policy, frames_per_batch=12) as collector,
-        pytest.raises(error, match=words),
-    ):
-        next(iter(collector))
-
-
-@pytest.mark.parametrize(
-    ("dtype", "value", "kind"),
-    [
-        (np.int64, 0.5, "float64"),
-        (np.bool_, 0.5, "float64"),
-        (np.int64, 2**70, "int 118"),
-        (np.uint8, -1, "int64"),
-    ],
-)
-def test_a_number_of_another_kind_is_an_error(dtype, value, kind):
-    env = GymEnv(Changing(1), info_keys={"count": box((1,), dtype)})
-    env.env.shown = lambda: (np.zeros(3), {"count": value})
-    with pytest.raises(TypeError, match=rf"info\['count'\] is {kind}.*{np.dtype(dtype)}"):
-        env.reset()
-    env.close()
-
-
 class Counting(gymnasium.Env):
     """Reports one value at each reset, and another in each step."""
 
@@ -302,29 +245,50 @@ class Counting(gymnasium.Env):
         return np.zeros(2, np.float32), 0.0, False, False, {"x": self.values[1]}
 
 
-def number_box(dtype):
-    return {"x": box((1,), dtype)}
-
-
-@pytest.mark.parametrize(
-    ("dtype", "value"),
-    [
-        (np.int32, 2**40),
-        (np.int8, np.int64(300)),
-        (np.int8, [300]),
-        (np.uint8, np.uint64(300)),
-        (np.int64, np.uint64(2**63)),
-    ],
-)
-@pytest.mark.parametrize("kind", ["single", "vector"])
-def test_a_number_that_the_dtype_cannot_hold_is_an_error(kind, dtype, value):
-    env = Counting(np.uint8(1), value)
+def counting(kind, first, later, keys):
+    """Such environments, alone or as a vector environment."""
+    env = Counting(first, later)
     if kind == "vector":
         env = SyncVectorEnv([lambda: env] * 2, autoreset_mode="SameStep")
-    env = GymEnv(env, info_keys=number_box(dtype))
+    return GymEnv(env, info_keys=keys)
+
+
+THREE = {"x": box((3,), np.float32)}
+
+
+UNFIT = [
+    (THREE, np.ones(3), np.ones(4), r"has shape \(4,\).*\(3,\)"),
+    (THREE, np.ones(3), np.ones(3, complex), "is ndarray.*float32"),
+    (THREE, np.ones(3), "text", r"is str 'text'.*info_keys=\{'x': object\}"),
+    (["x"], "a", 3, "is int 3, but its layout, .* is text"),
+    ({"x": str}, "a", 3, "is int 3, but its layout, .* is text"),
+    *(
+        ({"x": box((1,), dtype)}, dtype(1), value, words)
+        for dtype, value, words in (
+            (np.int64, 0.5, "is float64.*int64"),
+            (np.bool_, 0.5, "is float64.*bool"),
+            (np.int64, 2**70, "is int 118.*int64"),
+            (np.uint8, -1, "is int64.*uint8"),
+            (np.int32, 2**40, "is .*can't hold this number"),
+            (np.int8, np.int64(300), "is .*can't hold this number"),
+            (np.int8, [300], "is .*can't hold this number"),
+            (np.uint8, np.uint64(300), "is .*can't hold this number"),
+            (np.int64, np.uint64(2**63), "is .*can't hold this number"),
+        )
+    ),
+]
+
+
+# Gymnasium's vector environments refuse some of them.
+@pytest.mark.parametrize(
+    ("kind", "layout", "first", "later", "words"),
+    [("single", *row) for row in UNFIT] + [("vector", *row) for row in UNFIT[-5:]],
+)
+def test_a_value_that_does_not_fit_its_layout_is_an_error(kind, layout, first, later, words):
+    env = counting(kind, first, later, layout)
     with (
         Collector(env, frames_per_batch=8) as collector,
-        pytest.raises(TypeError, match=r"info\['x'\] is .*can't hold this number"),
+        pytest.raises((TypeError, ValueError), match=rf"info\['x'\] {words}"),
     ):
         collector.next()
 
@@ -341,10 +305,7 @@ def test_a_number_that_the_dtype_cannot_hold_is_an_error(kind, dtype, value):
 )
 @pytest.mark.parametrize("kind", ["single", "vector"])
 def test_numbers_of_any_class_are_taken_and_rounded(kind, dtype, value):
-    env = Counting(value, value)
-    if kind == "vector":
-        env = SyncVectorEnv([lambda: env] * 2, autoreset_mode="SameStep")
-    env = GymEnv(env, info_keys=number_box(dtype))
+    env = counting(kind, value, value, {"x": box((1,), dtype)})
     with Collector(env, frames_per_batch=4) as collector, np.errstate(over="ignore"):
         for _ in range(2):
             batch = collector.next()
@@ -362,23 +323,6 @@ def test_a_dictionary_whose_names_are_not_text_is_stored_unchanged():
     assert list(batch["next", "info", "x", "b"]) == [value] * 4
 
 
-def test_a_number_in_place_of_text_is_an_error():
-    for keys in (["x"], {"x": str}):
-        env = GymEnv(Counting("a", "a"), info_keys=keys)
-        env.env.values = "a", 3
-        with (
-            Collector(env, frames_per_batch=4) as collector,
-            pytest.raises(TypeError, match=r"info\['x'\] is int 3, but its layout, .* is text"),
-        ):
-            collector.next()
-
-
-@pytest.mark.parametrize("key", ["is_init", ("group", "is_init")])
-def test_a_key_that_a_collector_writes_is_refused(key):
-    with pytest.raises(ValueError, match="a collector writes 'is_init' itself"):
-        InfoKey("prob", key=key)
-
-
 @pytest.mark.parametrize("options", [{}, {"num_envs": 2}])
 def test_a_number_that_is_an_integer_only_at_a_reset(options):
     env = GymEnv("FrozenLake-v1", info_keys=["prob"], **options)
@@ -388,113 +332,112 @@ def test_a_number_that_is_an_integer_only_at_a_reset(options):
     assert (batch["next", "info", "prob"] - 1 / 3).abs().max() < 1e-6
 
 
-def test_a_missing_value_is_zero_and_none_counts_as_missing():
-    env = GymEnv(Changing(None), info_keys=["vector"])
-    td = env.reset()
-    for _ in range(4):
-        assert td["info", "vector"][2] == 1
-        td = env.step(td.set("action", torch.tensor([1, 0, 0])))["next"]
-    assert td["info", "vector"].tolist() == [0, 0, 0]
-    env.close()
+def test_none_counts_as_missing_and_a_missing_value_is_zero():
+    env = counting("single", np.ones(3, np.float32), None, THREE)
+    with Collector(env, frames_per_batch=2) as collector:
+        batch = collector.next()
+    assert batch["info", "x"].tolist() == [[1, 1, 1], [0, 0, 0]]
+    assert not batch["next", "info", "x"].any()
+
+
+OBSERVED = TransformObservation(
+    Scripted(), lambda obs: {"info": obs}, spaces.Dict({"info": Scripted().observation_space})
+)
+
+
+def of_id(env_id, *keys):
+    pytest.importorskip(env_id.split(":")[0])
+    return build_one(env_id, {"info_keys": [*keys]})
+
+
+def passed(source):
+    Collector(source, frames_per_batch=8, create_env_kwargs={"info_keys": ["count"]}).shutdown()
+
+
+def pool():
+    script = Script(lengths=[3, 1, 4], levels=True, masks=True)
+    return GymEnv(ScriptedPool(script, range(3), "NextStep", 2), info_keys=["level"])
+
+
+def of_torchrl():
+    envs = pytest.importorskip("torchrl.envs")
+    return GymEnv(envs.GymEnv("CartPole-v1"), info_keys=["x"])
+
+
+def ready():
+    make = partial(single, text=True)
+    return AsyncBatchedCollector([make] * 2, policy=first, frames_per_batch=24)
+
+
+TAKEN = ["observation", "reward", "action", ("done", "count")]
 
 
 @pytest.mark.parametrize(
-    ("keys", "error", "words"),
+    ("call", "error", "words"),
     [
-        (["absent"], ValueError, r"'absent'.*'count'.*'nested'"),
-        ("count", TypeError, "list of names"),
-        ([1], TypeError, "a name must be .* but it is 1"),
-        (["count", "count"], ValueError, r"\(.info., .count.\) more than once"),
-        (["final_obs"], ValueError, "under 'next'"),
-        ({"count": 3}, TypeError, r"info_keys\['count'\]"),
-        (
-            ["nested/absent"],
-            ValueError,
-            r"'nested/absent'.*'nested', 'nested/deep', ",
+        *(
+            (partial(GymEnv, Scripted(), info_keys=keys), error, words)
+            for keys, error, words in (
+                (["absent"], ValueError, r"'absent'.*'count'.*'nested'"),
+                ("count", TypeError, "list of names"),
+                ([1], TypeError, "a name must be .* but it is 1"),
+                (["count", "count"], ValueError, r"\(.info., .count.\) more than once"),
+                (["final_obs"], ValueError, "under 'next'"),
+                ({"count": 3}, TypeError, r"info_keys\['count'\]"),
+                (["nested/absent"], ValueError, r"'nested/absent'.*'nested', 'nested/deep', "),
+                ([("nested", "absent")], ValueError, r"\('nested', 'absent'\)"),
+                ([("nested", 1)], TypeError, r"must be a string or a tuple of strings"),
+                (
+                    ["nested", "nested/flag"],
+                    ValueError,
+                    r"'nested'\) and .*'flag'\), but one",
+                ),
+                (["count", InfoKey("vector", key=("info", "count"))], ValueError, "more than once"),
+                *(([InfoKey("count", key=key)], ValueError, "pass another key") for key in TAKEN),
+            )
         ),
-        ([("nested", "absent")], ValueError, r"\('nested', 'absent'\)"),
-        ([("nested", 1)], TypeError, r"must be a string or a tuple of strings"),
-        (
-            ["nested", "nested/flag"],
-            ValueError,
-            r"'nested'\) and .*'flag'\), but one contains ",
+        *(
+            (partial(InfoKey, *args), error, words)
+            for args, error, words in (
+                (["prob", None, "is_init"], ValueError, "a collector writes 'is_init' itself"),
+                (["prob", None, ("group", "is_init")], ValueError, "writes 'is_init' itself"),
+                ([()], TypeError, "the name of an InfoKey must be"),
+                (["count", None, 3], TypeError, "the key of an InfoKey must be .* but it is 3"),
+                (["count", None, ("next", "count")], ValueError, "leave 'next' out"),
+                (["final_info"], ValueError, "under 'next'"),
+            )
         ),
-        (["count", InfoKey("vector", key=("info", "count"))], ValueError, "more than once"),
+        (partial(GymEnv, OBSERVED, info_keys=["count"]), ValueError, "or rename the observation"),
+        (partial(passed, Scripted), TypeError, "unexpected keyword argument 'info_keys'"),
+        (
+            partial(passed, Scripted()),
+            RuntimeError,
+            r"Scripted\): pass a function that makes it, or GymEnv\(env, i",
+        ),
+        (
+            partial(passed, "CartPole-v1"),
+            ValueError,
+            r"'count', but the info of .*CartPole.* has only \[\]",
+        ),
+        (partial(of_id, "envpool:CartPole-v1", "absent"), ValueError, "'absent'.*elapsed_step"),
+        (
+            partial(of_id, "dm_control:cartpole/balance", "x"),
+            ValueError,
+            r"'x', but the info of DMEnv.* has only \[\]",
+        ),
+        (
+            partial(of_id, "vmas:balance", "x"),
+            TypeError,
+            "can't be used with vmas:balance, because VmasEnv has",
+        ),
+        (of_torchrl, TypeError, r"but it is GymEnv.* Pass an environment of another kind"),
+        (pool, ValueError, "state its space"),
+        (ready, ValueError, "have no inputs besides"),
     ],
 )
-def test_bad_keys(keys, error, words):
+def test_what_can_not_be_used_is_named(call, error, words):
     with pytest.raises(error, match=words):
-        GymEnv(Scripted(), info_keys=keys)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"name": ()}, TypeError, "the name of an InfoKey must be"),
-        ({"name": "count", "key": 3}, TypeError, "the key of an InfoKey must be .* but it is 3"),
-        ({"name": "count", "key": ("next", "count")}, ValueError, "leave 'next' out"),
-        ({"name": "final_info"}, ValueError, "under 'next'"),
-    ],
-)
-def test_bad_info_keys(options, error, words):
-    with pytest.raises(error, match=words):
-        InfoKey(**options)
-
-
-@pytest.mark.parametrize("key", ["observation", "reward", "action", ("done", "count")])
-def test_a_key_that_is_taken(key):
-    with pytest.raises(ValueError, match="pass another key"):
-        GymEnv(Scripted(), info_keys=[InfoKey("count", key=key)])
-
-
-CHOSEN = [
-    "count",
-    InfoKey(("nested", "flag"), key="flag"),
-    InfoKey("nested/deep", key=("task", "deep")),
-    InfoKey("vector", Unbounded((3,), torch.float64), key="vector"),
-    "nested/deep/half",
-]
-
-
-@pytest.mark.parametrize("observed", ["array", "dict"])
-@pytest.mark.parametrize("kind", ["single", *MODES])
-def test_keys_that_the_user_chooses(kind, observed):
-    def make():
-        env = Scripted()
-        if observed == "array":
-            return env
-        return gymnasium.wrappers.TransformObservation(
-            env, lambda obs: {"observation": obs}, spaces.Dict(observation=env.observation_space)
-        )
-
-    env = make() if kind == "single" else SyncVectorEnv([make] * 2, autoreset_mode=kind)
-    with Collector(
-        GymEnv(env, info_keys=CHOSEN), None, frames_per_batch=24, total_frames=48
-    ) as collector:
-        for batch in collector:
-            if ("collector", "mask") in batch.keys(True):
-                batch = batch[batch["collector", "mask"]]
-            for rows in (batch, batch["next"]):
-                episode, steps, _ = rows["observation"].split(1, -1)
-                assert (rows["info", "count"] == 100 * episode + steps).all()
-                assert (rows["flag"] == (steps % 2 == 1)).all()
-                assert rows["flag"].dtype is torch.bool
-                assert (rows["task", "deep", "half"] == steps / 2).all()
-                assert (rows["info", "nested", "deep", "half"] == steps / 2).all()
-                assert rows["vector"].dtype is torch.float64
-                assert (rows["vector"][..., :1] == steps).all()
-                assert set(rows["info"].keys()) == {"count", "nested"}
-
-
-def test_one_of_the_statistics_of_an_episode():
-    keys = ["episode/r", InfoKey(("episode", "l"), key="length")]
-    env = GymEnv(RecordEpisodeStatistics(Scripted()), info_keys=keys)
-    with Collector(env, mask_policy, frames_per_batch=40) as collector:
-        batch = next(iter(collector))
-    done = batch["next", "done"]
-    assert (batch["next", "length"] == 4 * done).all()
-    assert (batch["next", "info", "episode", "r"] == 4.0 * done).all()
-    assert list(batch["info"].keys(True, True)) == [("episode", "r")]
+        call()
 
 
 def test_a_name_with_a_slash_comes_before_a_nested_one():
@@ -514,21 +457,13 @@ def test_a_name_with_a_slash_comes_before_a_nested_one():
     env.close()
 
 
-def test_chosen_keys_of_an_id_are_kept_when_it_is_made_again():
-    env = GymEnv(registered(), info_keys=CHOSEN)
+def test_an_id_keeps_its_keys_when_it_is_made_again():
+    env = GymEnv(registered(), info_keys=KEYS)
     before = env.full_observation_spec
     env.rebuild()
     assert env.full_observation_spec == before
     assert ("task", "deep", "half") in env.full_observation_spec.keys(True, True)
     env.close()
-
-
-def test_an_observation_named_info():
-    env = gymnasium.wrappers.TransformObservation(
-        Scripted(), lambda obs: {"info": obs}, spaces.Dict({"info": Scripted().observation_space})
-    )
-    with pytest.raises(ValueError, match="or rename the observation"):
-        GymEnv(env, info_keys=["count"])
 
 
 def test_without_keys_nothing_changes():
@@ -537,3 +472,80 @@ def test_without_keys_nothing_changes():
         assert list(env.full_observation_spec.keys(True)) == ["observation"]
         assert isinstance(env.env, Scripted)
         env.close()
+
+
+# --- environments of other libraries
+
+
+def pushing(td):
+    left = torch.zeros(td.batch_size, dtype=torch.int64)
+    return td.set("action", torch.nn.functional.one_hot(left, 2))
+
+
+@pytest.mark.parametrize("ready", [4, 2])
+@pytest.mark.parametrize("kind", [Collector, AsyncBatchedCollector])
+def test_envpool(kind, ready):
+    pytest.importorskip("envpool")
+    if kind is AsyncBatchedCollector and ready == 4:
+        pytest.skip("such an EnvPool steps as a whole")
+    options = {"num_envs": 4, "batch_size": ready, "info_keys": ["elapsed_step"], "seed": 1}
+    source = partial(GymEnv, "envpool:CartPole-v1", **options)
+    with kind(source(), policy=pushing, frames_per_batch=200) as collector:
+        batch = collector.next()
+    flat = batch.reshape(-1)
+    before, after = (rows["info", "elapsed_step"][:, 0] for rows in (flat, flat["next"]))
+    assert (after == before + 1).all()
+    assert before.min() == 0
+    assert flat["next", "done"].any()
+
+
+@pytest.mark.parametrize(
+    "options", [{"autoreset_mode": "NextStep"}, {"autoreset_mode": "SameStep"}, {"batch_size": 1}]
+)
+def test_ale(options):
+    pytest.importorskip("ale_py", minversion="0.12")
+    from ale_py.vector_env import AtariVectorEnv
+
+    env = AtariVectorEnv("pong", 2, img_height=21, img_width=21, **options)
+    with Collector(GymEnv(env, info_keys=["frame_number"]), None, frames_per_batch=40) as collector:
+        batch = collector.next()
+    pool = "env_index" in batch.keys()  # noqa: SIM118
+    for number in range(2):
+        mine = batch[batch["env_index"] == number] if pool else batch[number]
+        before, after = (rows["info", "frame_number"] for rows in (mine, mine["next"]))
+        assert (after > before).all()
+        assert (before[1:] == after[:-1]).all()
+
+
+def numbers(env):
+    """The environment with arrays only in its info, which it allows any action."""
+
+    class Numbers(gymnasium.Wrapper):
+        def reset(self, **kwargs):
+            obs, info = self.env.reset(**kwargs)
+            return obs, self.own(info)
+
+        def step(self, action):
+            *result, info = self.env.step(0)
+            return *result, self.own(info)
+
+        def own(self, info):
+            return {"vector": info["vector"], "count": np.array([info["count"]])}
+
+    return Numbers(env)
+
+
+def test_torchrl_has_a_way_of_its_own():
+    envs = pytest.importorskip("torchrl.envs")
+    from torchrl.data import Unbounded as Theirs
+    from torchrl.envs.gym_like import default_info_dict_reader
+
+    specs = {"count": Theirs((1,), dtype=torch.int64), "vector": Theirs((3,))}
+    reader = default_info_dict_reader(list(specs), list(specs.values()))
+    env = envs.GymWrapper(numbers(Scripted())).set_info_dict_reader(reader)
+    with Collector(env, None, frames_per_batch=12) as collector:
+        batch = collector.next()
+    for rows in (batch, batch["next"]):
+        episode, steps, _ = rows["observation"].split(1, -1)
+        assert (rows["count"] == 100 * episode + steps).all()
+        assert (rows["vector"][:, :1] == steps).all()
