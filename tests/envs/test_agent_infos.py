@@ -7,7 +7,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from tests.envs.agents import AGENTS, Turns, Walkers, allowed
+from tests.envs.agents import AGENTS, Turns, Walkers
 from trawl import Collector
 from trawl.collectors import MultiSyncCollector, NormalizeObservation
 from trawl.envs import FrameStack, InfoKey, ParallelEnv, PettingZooEnv, TorchVectorEnv
@@ -102,11 +102,6 @@ class TellingTurns(Turns):
             self.infos[agent] = {"n": self.n, "text": f"{agent}:{self.n}"}
 
 
-def test_infos_in_turn_follow_masks_while_they_are_found():
-    batch = collect(PettingZooEnv(TellingTurns(), info_keys=["n"]), 8)
-    assert batch["next", "flyer", "info", "n"].flatten().tolist() == list(range(1, 9))
-
-
 class Saying(Walkers):
     """Its infos have text and lists, which tell the agent and the step."""
 
@@ -136,103 +131,27 @@ def check_texts(batch):
                     assert info["never"][row][index] == ""
 
 
-@pytest.mark.parametrize(
-    "place", ["one", "a list", "processes", "workers", "a limit", "whole episodes"]
-)
+@pytest.mark.parametrize("place", ["one", "processes", "workers"])
 def test_text_of_each_agent(place):
-    options = {"frames_per_batch": 16}
     if place == "workers":
-        collector = MultiSyncCollector([saying] * 2, None, start_method="inline", **options)
+        cls, source = partial(MultiSyncCollector, start_method="inline"), [saying] * 2
     else:
-        source = {
-            "a list": lambda: [saying] * 2,
-            "processes": lambda: ParallelEnv(2, saying),
-        }.get(place, saying)()
-        if place == "a limit":
-            options["max_frames_per_traj"] = 4
-        if place == "whole episodes":
-            options = {"frames_per_batch": 16, "trajs_per_batch": 2, "traj_format": "padded"}
-        collector = Collector(source, None, **options)
-    with collector:
+        cls, source = Collector, saying if place == "one" else partial(ParallelEnv, 2, saying)
+    with cls(source, policy=None, frames_per_batch=16) as collector:
         batch = collector.next().reshape(-1)
-    if place == "whole episodes":
-        batch = batch[batch["collector", "mask"]]
     check_texts(batch)
     assert batch["next", "done"].any()
 
 
-def test_text_in_turn():
-    env = PettingZooEnv(TellingTurns(), info_keys=["text"])
+def test_infos_in_turn_follow_masks_while_they_are_found():
+    env = PettingZooEnv(TellingTurns(), info_keys=["n", "text"])
     with Collector(env, frames_per_batch=8) as collector:
         batch = collector.next()
+    assert batch["next", "flyer", "info", "n"].flatten().tolist() == list(range(1, 9))
     assert batch["next", "flyer", "info", "text"] == [[f"flyer:{n}"] for n in range(1, 9)]
     # The first agent dies in step 4.
     found = [row[0] for row in batch["next", "walker_0", "info", "text"]]
     assert found == [*(f"walker_0:{n}" for n in range(1, 5)), "", "", "", ""]
-
-
-def test_text_changes_nothing_else():
-    def act(td):
-        for group in ("walker", "flyer"):
-            td[group, "action"] = td[group, "mask"].long()
-        return td
-
-    found = []
-    for keys in (SAID, ["here"]):
-        with Collector(saying(keys), act, frames_per_batch=8) as collector:
-            batch = torch.cat([collector.next().clone() for _ in range(2)])
-            assert collector.stats()["env_path"] == ("array" if keys == ["here"] else "tensordict")
-        found.append(batch)
-    texts, numbers = found
-    for key in numbers.keys(True, True):
-        assert texts[key].dtype is numbers[key].dtype, key
-        assert torch.equal(texts[key], numbers[key]), key
-
-
-def test_a_run_with_text_continues():
-    one, other = (Collector(saying(), frames_per_batch=4) for _ in range(2))
-    with one, other:
-        one.set_seed(1)
-        one.next()  # a walker is dead, which is alive after 8 steps
-        state = one.state_dict()
-        expected = one.next().clone()
-        other.next(), other.next()
-        other.load_state_dict(state)
-        found = other.next()
-    check_texts(found)
-    for key in expected.keys(True, True):
-        assert torch.equal(found[key], expected[key]), key
-
-
-def test_text_must_be_text():
-    walkers = Saying()
-    env = PettingZooEnv(walkers, info_keys=["text"])
-    walkers._info = lambda agent: {"text": 3}
-    with pytest.raises(
-        TypeError, match=r"info\['text'\] is int 3, .* write info_keys=.*object"
-    ) as caught:
-        env.reset()
-    assert "in the info of agent 'walker_0'" in "".join(caught.value.__notes__)
-    env.close()
-
-
-def test_environments_with_text_are_restarted():
-    made = []
-
-    def make():
-        made.append(saying())
-        if len(made) == 1:
-            made[0].env.step = lambda actions: 1 / 0
-        return made[-1]
-
-    with (
-        Collector(make, frames_per_batch=8, on_env_error="restart") as collector,
-        pytest.warns(RuntimeWarning, match="environment 0 failed at step 0 .*ZeroDivisionError"),
-    ):
-        batch = collector.next()
-    assert batch["collector", "mask"].tolist() == [False] + [True] * 7
-    check_texts(batch[1:])
-    assert len(made) == 2
 
 
 def test_text_does_not_rule_out_options_for_other_entries():
@@ -289,26 +208,33 @@ def test_names_that_can_not_be_taken_are_refused(keys, error, message):
 
 
 class Changing(Walkers):
-    def __init__(self, value):
+    """The info of one agent changes in step 2."""
+
+    def __init__(self, usual, value):
         super().__init__(late=False)
-        self.value = value
+        self.usual, self.value = usual, value
 
     def _info(self, agent):
         wrong = agent == "walker_1" and self.t == 2
-        return {"cost": self.value if wrong else 0.5}
+        return {"cost": self.value if wrong else self.usual}
 
 
-@pytest.mark.parametrize("keys", [None, {"cost": spaces.Box(0, 1, ())}])
+STATED, TINY = {"cost": spaces.Box(0, 1, ())}, {"cost": spaces.Box(0, 100, (), np.int8)}
+
+
 @pytest.mark.parametrize(
-    ("value", "error", "message"),
+    ("keys", "usual", "value", "error", "message"),
     [
-        (np.zeros(3), ValueError, r"info\['cost'\] has shape \(3,\)"),
-        (1j, TypeError, r"info\['cost'\] is complex"),
-        ("much", TypeError, r"info\['cost'\] is str 'much'"),
+        (None, 0.5, np.zeros(3), ValueError, r"info\['cost'\] has shape \(3,\)"),
+        (STATED, 0.5, np.zeros(3), ValueError, r"info\['cost'\] has shape \(3,\)"),
+        (None, 0.5, 1j, TypeError, r"info\['cost'\] is complex"),
+        (STATED, 0.5, "much", TypeError, r"info\['cost'\] is str 'much'"),
+        (TINY, 7, np.int64(300), TypeError, "is 300, .* int8, which can't hold this number"),
+        ({"cost": str}, "7", 3, TypeError, r"info\['cost'\] is int 3, .* write info_keys=.*object"),
     ],
 )
-def test_values_that_change_in_mid_run_are_refused(keys, value, error, message):
-    env = PettingZooEnv(Changing(value), info_keys=keys)
+def test_values_that_change_in_mid_run_are_refused(keys, usual, value, error, message):
+    env = PettingZooEnv(Changing(usual, value), info_keys=keys)
     with (
         Collector(env, None, frames_per_batch=6) as collector,
         pytest.raises(error, match=message) as caught,
@@ -317,39 +243,7 @@ def test_values_that_change_in_mid_run_are_refused(keys, value, error, message):
     assert "in the info of agent 'walker_1'" in "".join(caught.value.__notes__)
 
 
-def test_an_integer_that_wraps_round_is_refused():
-    walkers = Changing(1)
-    walkers._info = lambda agent: {"cost": np.int64(100 * (walkers.t + 1))}
-    env = PettingZooEnv(walkers, info_keys={"cost": spaces.Box(0, 100, (), np.int8)})
-    env.reset()
-    walkers._info = lambda agent: {"cost": np.int64(300)}
-    with pytest.raises(TypeError, match=r"is 300, .* int8, which can't hold this number"):
-        env.reset()
-    env.close()
-
-
-@pytest.mark.parametrize("masks", ["observation", "info"])
-def test_a_policy_reads_the_mask_of_its_step(masks):
-    seen = []
-
-    def act(td):
-        for group in ("walker", "flyer"):
-            mask = td[group, "action_mask"]
-            td[group, "action"] = mask.int().argmax(-1)
-            seen.append(mask.clone())
-        return td
-
-    env = PettingZooEnv(Walkers(masks, late=False), done_on_any=False)
-    with Collector(env, act, frames_per_batch=6) as collector:
-        batch = collector.next()
-    expected = [allowed(t).astype(bool).tolist() for t in range(6)]
-    assert batch["flyer", "action_mask"][:, 0].tolist() == expected
-    assert [mask[0].tolist() for mask in seen[1::2]][-6:] == expected
-    assert batch["flyer", "action"].flatten().tolist() == [1, 0, 0, 0, 1, 0]
-
-
-@pytest.mark.parametrize("game", ["tictactoe-v3", "connect_four-v3"])
-@pytest.mark.parametrize("count", [None, 3])
+@pytest.mark.parametrize(("game", "count"), [("tictactoe-v3", None), ("connect_four-v3", 3)])
 def test_random_players_make_only_moves_that_a_game_allows(game, count):
     pytest.importorskip("pygame")
     options = {} if count is None else {"num_envs": count}

@@ -178,12 +178,45 @@ def test_unknown_and_repeated_agents_in_a_group_map_are_refused():
         PettingZooEnv(3)
 
 
+class ChangingTurns(Turns):
+    """In its third step, something changes that must not change."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def step(self, action):
+        super().step(action)
+        if self.n == 3 and self.change == "reward":
+            self.rewards["flyer"] = None
+        elif self.n == 3 and self.change == "agent":
+            self.agents.append("stranger")
+            for found in (self.rewards, self.terminations, self.truncations, self.infos):
+                found["stranger"] = 0
+
+    def observe(self, agent):
+        value = super().observe("flyer" if agent == "stranger" else agent)
+        if self.n == 3 and self.change == "shape":
+            value["observation"] = np.zeros(5, np.float32)
+        elif self.n == 3 and self.change == "mask":
+            value["action_mask"] = np.ones(7, np.int8)
+        elif self.n == 3 and self.change == "missing":
+            return {"action_mask": value["action_mask"]}
+        return value
+
+
 class Changing(Walkers):
     """In step 2, something changes that must not change."""
 
     def __init__(self, change):
         super().__init__(late=False)
         self.change = change
+
+    def reset(self, seed=None, options=None):
+        results = super().reset(seed, options)
+        if self.change == "none" and len(self.seeds) == 3:
+            self.agents = []
+        return results
 
     def step(self, actions):
         obs, rewards, *rest = super().step(actions)
@@ -194,23 +227,39 @@ class Changing(Walkers):
                 obs["walker_1"] = np.zeros(5, np.float32)
             elif self.change == "dtype":
                 obs["walker_1"] = obs["walker_1"].astype(complex)
-            else:
+            elif self.change == "reward":
                 rewards["walker_1"] = "much"
         return obs, rewards, *rest
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "message"),
+    ("make", "change", "error", "message"),
     [
-        ("agents", RuntimeError, r"\['stranger'\], which are not among its possible_agents"),
-        ("shape", ValueError, r"walker_1' has shape \(5,\).*says \(2,\)"),
-        ("dtype", TypeError, "walker_1' is complex128.*float32"),
-        ("reward", TypeError, "agent 'walker_1' returned reward='much', but .* number"),
+        (Changing, "agents", RuntimeError, r"\['stranger'\], .* not among its possible_agents"),
+        (Changing, "shape", ValueError, r"walker_1' has shape \(5,\).*says \(2,\)"),
+        (Changing, "dtype", TypeError, "walker_1' is complex128.*float32"),
+        (Changing, "reward", TypeError, "agent 'walker_1' returned reward='much', but .* number"),
+        (ChangingTurns, "reward", TypeError, "agent 'flyer' returned reward=None"),
+        (ChangingTurns, "agent", RuntimeError, r"\['stranger'\], which are not among its possible"),
+        (ChangingTurns, "shape", ValueError, r"agent 'walker_0' has shape \(5,\), but.*\(2,\)"),
+        (
+            ChangingTurns,
+            "mask",
+            ValueError,
+            r"mask of agent 'walker_0' has shape \(7,\), but.*4 ch",
+        ),
+        (
+            ChangingTurns,
+            "missing",
+            ValueError,
+            "observation of agent 'walker_0' does not fit its sp",
+        ),
+        (Changing, "none", RuntimeError, "no agents after a reset"),
     ],
 )
-def test_changes_in_mid_run_are_refused(change, error, message):
+def test_changes_in_mid_run_are_refused(make, change, error, message):
     with (
-        Collector(Changing(change), None, frames_per_batch=6) as collector,
+        Collector(make(change), None, frames_per_batch=12) as collector,
         pytest.raises(error, match=message),
     ):
         collector.next()
