@@ -51,7 +51,7 @@ class Walkers(ParallelEnv):
         return {"observation": value, "action_mask": allowed(self.t)}
 
     def _info(self, agent):
-        info = {"cost": 0.5 * self.t, "text": "no number"}
+        info = {"cost": 0.5 * self.t, "text": f"{agent}:{self.t}"}
         return {**info, "action_mask": allowed(self.t)} if self.masks == "info" else info
 
     def reset(self, seed=None, options=None):

@@ -103,10 +103,10 @@ class TellingTurns(Turns):
 
 
 class Saying(Walkers):
-    """Its infos have text and lists, which tell the agent and the step."""
+    """Its infos have lists as well, which tell the agent and the step."""
 
     def _info(self, agent):
-        info = {"text": f"{agent}:{self.t}", "list": [agent, self.t], "who": {"name": agent}}
+        info = {"list": [agent, self.t], "who": {"name": agent}}
         return {**super()._info(agent), **info, "here": self.t + 1}
 
 

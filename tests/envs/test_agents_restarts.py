@@ -1,6 +1,5 @@
 """PettingZoo environments that fail are made again, and their episodes are resumed from states."""
 
-import io
 from functools import partial
 
 import numpy as np
@@ -92,7 +91,7 @@ def test_an_environment_that_was_passed_as_an_object_is_refused():
         Collector(Walkers(), None, frames_per_batch=6, on_env_error="restart")
 
 
-OPTIONS = {"max_frames_per_traj": 4, "frame_stack": 2, "set_truncated": True, "envs_per_worker": 2}
+OPTIONS = {"max_frames_per_traj": 4, "frame_stack": 2, "set_truncated": True}
 
 
 def at_their_own_pace(sources, **options):
@@ -102,16 +101,15 @@ def at_their_own_pace(sources, **options):
     return AsyncBatchedCollector(sources, **options)
 
 
-@pytest.mark.parametrize("options", [dict([one]) for one in OPTIONS.items()], ids=OPTIONS)
 @pytest.mark.parametrize("make", [Walkers, partial(Walkers, "info"), Turns])
-def test_environments_at_their_own_pace_show_the_same(make, options):
+def test_environments_at_their_own_pace_show_the_same(make):
     def source():
         return PettingZooEnv(make(), done_on_any=False, return_state=make is not Turns)
 
-    plain = {name: value for name, value in options.items() if name != "envs_per_worker"}
+    options = {"frames_per_batch": 14, **OPTIONS}
     with (
-        at_their_own_pace([source] * 2, frames_per_batch=14, **options) as ready,
-        Collector([source] * 2, None, frames_per_batch=14, **plain) as collector,
+        at_their_own_pace([source] * 2, envs_per_worker=2, **options) as ready,
+        Collector([source] * 2, None, **options) as collector,
     ):
         for _ in range(3):
             found, wanted = ready.next(), collector.next()
@@ -156,54 +154,6 @@ def test_another_environment_as_the_replacement_is_refused():
 
 def walkers(masks="observation"):
     return PettingZooEnv(Walkers(masks), done_on_any=False)
-
-
-def spread(make="parallel_env"):
-    module = pytest.importorskip("mpe2.simple_spread_v3")
-    return getattr(module, make)(max_cycles=8)
-
-
-def in_turn():
-    return spread("env")
-
-
-def assert_resumes(source, way, *, count=1, **options):
-    """Compares a collector that goes on with one that loads its state."""
-    options = {"frames_per_batch": 20 * count, **options}
-    with Collector(source, None, **options) as first, Collector(source, None, **options) as other:
-        first.set_seed(1)
-        first.next()
-        assert first.env_state_methods() == [way] * count
-        file = io.BytesIO()
-        torch.save(first.state_dict(), file)
-        file.seek(0)
-        # Another moment of an episode, in which other agents are there.
-        other.next()
-        other.next()
-        other.load_state_dict(torch.load(file, weights_only=True))
-        for _ in range(3):
-            batch, again = first.next(), other.next()
-            for key in batch.keys(True, True):
-                assert torch.equal(batch.get(key), again.get(key)), key
-
-
-@pytest.mark.parametrize(
-    ("source", "way", "options"),
-    [
-        (walkers, "attributes", {}),
-        (partial(walkers, "info"), "attributes", {"max_frames_per_traj": 4}),
-        (Turns, "attributes", {}),
-        (spread, "replay", {}),
-        (spread, "replay", {"max_frames_per_traj": 3}),
-        (in_turn, "replay", {}),
-        ("pettingzoo:classic/rps-v2", "attributes", {}),
-        ("pettingzoo:classic/tictactoe-v3", "attributes", {}),
-    ],
-)
-def test_states_continue_bit_for_bit(source, way, options):
-    if isinstance(source, str):
-        pytest.importorskip("pygame")
-    assert_resumes(source, way, **options)
 
 
 class Closed(Walkers):

@@ -31,7 +31,7 @@ from trawl.collectors import (
     MultiSyncCollector,
     RandomPolicy,
 )
-from trawl.envs import GymEnv, ParallelEnv, SerialEnv
+from trawl.envs import GymEnv, ParallelEnv, PettingZooEnv, SerialEnv
 from trawl.tensordicts import is_lazy
 from trawl.testing import ImageEnv, NestedEnv, NumberedEnv, RaggedEnv, SelfResettingVectorEnv
 
@@ -132,6 +132,14 @@ class Held(SelfResettingVectorEnv):
         self.found: set[int] = set()
 
 
+class Halving(SelfResettingVectorEnv):
+    """A vector environment whose resets return floats of half the size."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        obs, info = super().reset(**kwargs)
+        return obs.astype(np.float32), info
+
+
 class Failing(gymnasium.Wrapper[Any, Any, Any, Any]):
     """It fails in a certain step, counted since it was made."""
 
@@ -171,6 +179,18 @@ def pool(name: str = "CartPole-v1", **options: Any) -> Any:
     import envpool
 
     return envpool.make_gymnasium(name, **{"num_envs": 9, "seed": 3, **options})
+
+
+def agents(kind: str, *args: Any, **options: Any) -> Any:
+    """Returns environments of agents that die early or appear late."""
+    from tests.envs import agents
+
+    return PettingZooEnv(getattr(agents, kind)(*args), done_on_any=False, **options)
+
+
+def spread(make: str = "parallel_env") -> Any:
+    """Returns an environment of agents whose state can't be read."""
+    return getattr(importlib.import_module("mpe2.simple_spread_v3"), make)(max_cycles=8)
 
 
 def pong(noops: int = 30) -> Any:
@@ -380,6 +400,7 @@ ROWS: dict[str, Row] = {
     "held": row(Held, "pickle"),
     "vector": row(VECTOR, seed=None),
     "entry point": row(ENTRY, frames_per_batch=60),
+    "vector, halving": row(partial(Halving, [Walk] * 2)),
     "adapter": row(partial(GymEnv, "CartPole-v1", num_envs=2)),
     # Environments in processes and threads.
     "processes": row(parallel(Drawing, 4, envs_per_worker=3), frames_per_batch=80),
@@ -407,6 +428,15 @@ ROWS: dict[str, Row] = {
     **{f"one, {one}": row([partial(CLOSED, one)], "replay") for one in closed_envs.ACTIONS},
     **{f"two, {one}": row([partial(CLOSED, one)] * 2, "replay") for one in closed_envs.ACTIONS},
     "sticky Atari": row(pong, "replay", needs="ale_py cv2"),
+    # Agents.
+    "walkers": row(partial(agents, "Walkers", "observation")),
+    "walkers, limit": row(partial(agents, "Walkers", "info"), max_frames_per_traj=4),
+    "walkers, words": row(partial(agents, "Walkers", info_keys={"text": str})),
+    "walkers in turn": row(partial(agents, "Turns")),
+    "spread": row(spread, "replay", needs="mpe2", max_frames_per_traj=3),
+    "spread in turn": row(partial(spread, "env"), "replay", needs="mpe2"),
+    "rps": row("pettingzoo:classic/rps-v2", needs="pygame"),
+    "tictactoe": row("pettingzoo:classic/tictactoe-v3", needs="pygame"),
     # EnvPool.
     "pool": row(pool, max_frames_per_traj=7, **STEADY),
     "pool, reset": row(pool, reset_at_each_iter=True, **STEADY),

@@ -13,13 +13,15 @@ import torch
 from gymnasium import wrappers
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.utils import EzPickle
+from gymnasium.vector import SyncVectorEnv
 from tensordict import NonTensorData, TensorDict, tensorclass
 
 from tests.oracle.continuing import Pickled, Walk, saved
-from trawl.envs.capture import NONE, capture, codec, restore, way_of
+from trawl.envs.capture import NONE, capture, codec, restore, way_of, ways_of
 from trawl.envs.capture.codec import Encoder
 from trawl.envs.capture.fixed import check_identity
 from trawl.errors import EnvStateError
+from trawl.testing import SelfResettingVectorEnv
 
 CLASSIC = ["CartPole-v1", "Pendulum-v1", "MountainCar-v0", "Acrobot-v1"]
 TOY = ["Blackjack-v1", "FrozenLake-v1", "CliffWalking-v1"]
@@ -501,6 +503,60 @@ def test_states_with_infos_of_earlier_versions_are_refused():
 def test_graphs_and_pools_with_infos_of_earlier_versions_are_refused(identity):
     with pytest.raises(EnvStateError, match="saved with info_keys by an earlier version"):
         check_identity(identity, identity, "the environment")
+
+
+# --- vector environments
+
+
+class Pole(gymnasium.Wrapper):
+    """A CartPole with a set, which only a pickle holds."""
+
+    def __init__(self):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.found = {1}
+
+
+def test_the_ways_of_sub_environments_are_told():
+    makes = [partial(gymnasium.make, "CartPole-v1"), Pole]
+    env = SyncVectorEnv(makes)
+    env.reset(seed=1)
+    assert ways_of(env) == ["attributes", "pickle"]
+    assert ways_of(SelfResettingVectorEnv([Walk] * 2)) == ["attributes"] * 2
+
+
+def test_an_error_names_the_sub_environment():
+    env = SyncVectorEnv([Walk, Constructed])
+    env.reset(seed=1)
+    with pytest.raises(EnvStateError, match="parts: sub-environment 1: the state of"):
+        capture(env)
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (partial(SyncVectorEnv, [Walk] * 3), "number of environments is 2"),
+        (partial(SelfResettingVectorEnv, [Walk] * 2), "wrapper chain is .*SyncVectorEnv"),
+    ],
+    ids=["number", "kind"],
+)
+def test_the_state_of_another_vector_environment_is_refused(other, what):
+    env, other = SyncVectorEnv([Walk, Walk]), other()
+    env.reset(seed=1)
+    with pytest.raises(EnvStateError, match=f"one of another environment: its {what}"):
+        restore(other, capture(env))
+
+
+def test_nothing_is_changed_if_one_sub_environment_differs():
+    def made(second):
+        return SyncVectorEnv([partial(gymnasium.make, "Pendulum-v1"), second])
+
+    env = made(partial(gymnasium.make, "Pendulum-v1", g=3))
+    other = made(partial(gymnasium.make, "Pendulum-v1"))
+    env.reset(seed=1), other.reset(seed=2)
+    before = capture(other)
+    with pytest.raises(EnvStateError, match="its arguments is g=3"):
+        restore(other, capture(env))
+    assert capture(other) == before
 
 
 # --- states of strangers
