@@ -68,43 +68,6 @@ def returning():
 SOURCES = {"one": walkers, "several": [walkers] * 3, "turns": turns, "returning": returning}
 
 
-@pytest.fixture(params=SOURCES, name="source")
-def _source(request):
-    return SOURCES[request.param]
-
-
-def test_absent_agents_do_not_count(source):
-    raw, _ = collected(source)
-    own, found = collected(source, **OPTIONS)
-    absences = 0
-    for group in groups_of(raw):
-        present = ~raw[group, "done"][..., 0]
-        absences += int((~present).sum())
-        values = raw[observation_of(raw, group)].double().numpy()
-        moments = found.observations[observation_of(own, group)]
-        for agent in range(present.shape[-1]):
-            seen = values[:, :, agent][present[:, :, agent].numpy()]
-            assert int(moments.counts[agent, 0]) == len(seen) > 0
-            np.testing.assert_allclose(moments.mean[agent], seen.mean(0), rtol=1e-9)
-            np.testing.assert_allclose(moments.var[agent], seen.var(0), rtol=1e-9, atol=1e-9)
-        assert torch.equal(own["next", group, "raw_reward"], raw["next", group, "reward"])
-    assert absences
-
-
-def test_entries_of_absent_agents_stay_zero(source):
-    own, _ = collected(source, **OPTIONS)
-    ends = 0
-    for group in groups_of(own):
-        before = own[group, "done"][..., 0]
-        gone = before & own["next", group, "done"][..., 0]
-        assert (own[observation_of(own, group)][before] == 0).all()
-        assert (own[("next", *observation_of(own, group))][gone] == 0).all()
-        # A last observation is not zero.
-        died = own["next", group, "done"][..., 0] & ~before
-        ends += int(own[("next", *observation_of(own, group))][died].any())
-    assert ends
-
-
 def returns_of(frames, group):
     """Returns the discounted returns of all agents that are present, in a plain loop."""
     rewards = frames["next", group, "reward"][..., 0].double()
@@ -118,31 +81,44 @@ def returns_of(frames, group):
     return torch.cat(found).numpy()
 
 
-def test_returns_are_those_of_agents_that_are_present(source):
-    raw, _ = collected(source)
-    own, found = collected(source, **OPTIONS)
+@pytest.mark.parametrize("name", SOURCES)
+def test_absent_agents_do_not_count_and_stay_zero(name):
+    raw, _ = collected(SOURCES[name])
+    _, before = collected(SOURCES[name], 2, **OPTIONS)
+    own, after = collected(SOURCES[name], **OPTIONS)
+    absences = ends = 0
+    last = slice(-24 // own.shape[1], None)
     for group in groups_of(raw):
-        exact = RunningMoments.of(returns_of(raw, group))
-        moments = found.rewards[group, "reward"]
-        assert moments.count == exact.count
-        np.testing.assert_allclose(moments.var, exact.var, rtol=1e-9)
-        last = slice(-24 // own.shape[1], None)
-        scale = 1 / np.sqrt(exact.var + 1e-8)
-        expected = (raw["next", group, "reward"][last] * float(scale)).clamp(-10, 10)
+        key, absent = observation_of(raw, group), raw[group, "done"][..., 0]
+        absences += int(absent.sum())
+        values, found = raw[key].double().numpy(), own[key]
+        # What is absent is in no statistics.
+        moments = after.observations[key]
+        for agent in range(absent.shape[-1]):
+            seen = values[:, :, agent][~absent[:, :, agent].numpy()]
+            assert int(moments.counts[agent, 0]) == len(seen) > 0
+            np.testing.assert_allclose(moments.mean[agent], seen.mean(0), rtol=1e-9)
+            np.testing.assert_allclose(moments.var[agent], seen.var(0), rtol=1e-9, atol=1e-9)
+        # The entries of the last batch are normalised by the statistics before it.
+        mean, scale = before.observations[key].affine(1e-8)
+        expected = torch.from_numpy((values - mean) * scale).clamp(-10, 10)
+        there = ~absent
+        there[: -24 // own.shape[1] + 1] = False
+        torch.testing.assert_close(found[there].double(), expected[there], rtol=1e-4, atol=1e-4)
+        # Those of absent agents are zero; a last observation isn't.
+        done = own["next", group, "done"][..., 0]
+        assert (found[absent] == 0).all()
+        assert (own[("next", *key)][absent & done] == 0).all()
+        ends += int(own[("next", *key)][done & ~absent].any())
+        # Returns are those of agents that are present.
+        exact, rewards = RunningMoments.of(returns_of(raw, group)), raw["next", group, "reward"]
+        assert torch.equal(own["next", group, "raw_reward"], rewards)
+        assert after.rewards[group, "reward"].count == exact.count
+        np.testing.assert_allclose(after.rewards[group, "reward"].var, exact.var, rtol=1e-9)
+        expected = (rewards[last] * float(1 / np.sqrt(exact.var + 1e-8))).clamp(-10, 10)
         torch.testing.assert_close(own["next", group, "reward"][last], expected)
-
-
-def test_values_of_present_agents_have_their_own_statistics(source):
-    raw, _ = collected(source, 4)
-    own, _ = collected(source, 4, **OPTIONS)
-    _, before = collected(source, 3, **OPTIONS)
-    rows = slice(-24 // own.shape[1] + 1, None)
-    for group in groups_of(raw):
-        mean, scale = before.observations[observation_of(own, group)].affine(1e-8)
-        values, present = raw[observation_of(raw, group)][rows], ~raw[group, "done"][rows][..., 0]
-        expected = torch.from_numpy((values.double().numpy() - mean) * scale).clamp(-10, 10)
-        found = own[observation_of(own, group)][rows].double()
-        torch.testing.assert_close(found[present], expected[present], rtol=1e-4, atol=1e-4)
+    assert absences
+    assert ends
 
 
 def test_a_state_has_the_counts_of_all_agents():

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from trawl.collectors import Collector
 from trawl.envs import GymEnv
 from trawl.envs.entries.spaces import SpaceCodec
-from trawl.envs.vector import StepResetVector, adapt
-from trawl.testing import NestedEnv, NumberedEnv, RaggedEnv, SelfResettingVectorEnv
+from trawl.envs.vector import adapt
+from trawl.testing import NumberedEnv, RaggedEnv, SelfResettingVectorEnv
 
 STEP = 2
 MODES = pytest.mark.parametrize("mode", AutoresetMode)
@@ -38,16 +38,6 @@ def mask(*flags):
 
 
 @MODES
-def test_a_second_restart_is_one(mode):
-    adapter = adapted(sync(mode))
-    adapter.reset()
-    _, done = step(adapter)
-    (first,) = adapter.restart(done)
-    (second,) = adapter.restart(done)
-    assert second[0, 1:3].tolist() == [first[0, 1] + 1, 0]
-
-
-@MODES
 def test_seeds_and_options_reach_the_environments(mode):
     seen = []
 
@@ -60,13 +50,6 @@ def test_seeds_and_options_reach_the_environments(mode):
     adapter.reset([3, 4], options={"easy": True})
     adapter.restart(mask(False, True), options={"easy": False})
     assert seen == [(3, {"easy": True}), (4, {"easy": True}), (None, {"easy": False})]
-
-
-def test_processes_without_shared_memory_spend_steps_on_resetting():
-    # Gymnasium's workers reset once more after a partial reset when memory isn't shared.
-    env = AsyncVectorEnv(functions(count=1), shared_memory=False, context="fork")
-    assert isinstance(adapted(env), StepResetVector)
-    env.close()
 
 
 # --- vectors that reset by themselves
@@ -170,14 +153,3 @@ def test_a_kernel_cannot_be_restarted_partly():
     assert not adapter.can_restart
     with pytest.raises(ValueError, match=r"Kernel resets its sub-environments by itself"):
         adapter.restart(mask(True, False))
-
-
-@MODES
-@pytest.mark.parametrize("kind", [NestedEnv, RaggedEnv])
-def test_last_observations_of_every_sort_of_space_are_shown(kind, mode):
-    env = GymEnv(sync(mode, kind))
-    frames = env.rollout(3, break_when_any_done=False)
-    assert kind.numbers(frames["next"])[..., STEP].tolist() == [[1, 1, 1], [1, 2, 1]]
-    assert kind.numbers(frames)[..., STEP].tolist() == [[0, 0, 0], [0, 1, 0]]
-    if kind is RaggedEnv:
-        assert list(frames["next"][0]["text"]) == ["0.0.1", "0.1.1", "0.2.1"]

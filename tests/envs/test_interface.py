@@ -5,7 +5,7 @@ from functools import partial
 import gymnasium
 import pytest
 import torch
-from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict import TensorDict
 
 from trawl.envs import GymEnv, ParallelEnv, SerialEnv
@@ -29,7 +29,12 @@ def functions(kind=NumberedEnv, count=3):
 threads = partial(ParallelEnv, backend="thread")
 PLACES = {
     "one": lambda kind: GymEnv(kind(lengths=[2])),
-    "vector": lambda kind: GymEnv(SyncVectorEnv(functions(kind))),
+    **{
+        f"vector, {mode.value}": lambda kind, mode=mode: GymEnv(
+            SyncVectorEnv(functions(kind), autoreset_mode=mode)
+        )
+        for mode in AutoresetMode
+    },
     "serial": lambda kind: SerialEnv(3, functions(kind)),
     "threads": lambda kind: threads(3, functions(kind)),
     # The last process has fewer environments than the other.
