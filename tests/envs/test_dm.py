@@ -11,6 +11,8 @@ from tensordict import TensorDict
 from trawl import Collector
 from trawl.envs import GymEnv
 from trawl.envs.dm import DMEnv
+from trawl.testing.script import Script
+from trawl.testing.scripted_envs import dm_environment
 
 dm_env = pytest.importorskip("dm_env")
 from dm_env import specs  # noqa: E402
@@ -58,33 +60,6 @@ class Scripted(dm_env.Environment):
         return specs.BoundedArray((2,), np.float32, -1.0, [1.0, 2.0])
 
 
-class Single(Scripted):
-    """Its observation is one array, and its action an index."""
-
-    random_state = None
-
-    def __init__(self):
-        super().__init__()
-        self.random_state = None
-
-    def reset(self):
-        self.drawn, self.episode, self.steps = 0.0, self.episode + 1, 0
-        return dm_env.restart(self._observation())
-
-    def step(self, action):
-        assert 0 <= int(action) < 4
-        return super().step(np.zeros(2))
-
-    def _observation(self):
-        return np.array([self.steps], dtype=np.int32)
-
-    def observation_spec(self):
-        return specs.BoundedArray((1,), np.int32, 0, 9)
-
-    def action_spec(self):
-        return specs.DiscreteArray(4)
-
-
 class Flat(Scripted):
     """Its observation is a flat mapping of arrays."""
 
@@ -94,17 +69,6 @@ class Flat(Scripted):
 
     def observation_spec(self):
         return {"place": specs.Array((3,), np.float64), "odd": specs.Array((1,), np.bool_)}
-
-
-def test_an_observation_that_is_one_array():
-    with Collector(Single, frames_per_batch=8) as collector:
-        batch = collector.next()
-    assert batch["observation"][:, 0].tolist() == [0, 1, 2, 0, 0, 1, 2, 3]
-    assert batch["observation"].dtype is torch.int32
-    assert batch["action"].shape == (8, 4)
-    assert batch["next", "discount"][:, 0].tolist() == pytest.approx(
-        [0.5, 0.5, 0, 0.9, 0.5, 0.5, 0.5, 1]
-    )
 
 
 def test_the_seed_is_that_of_its_generator():
@@ -121,12 +85,12 @@ def test_the_seed_is_that_of_its_generator():
 
 
 def test_an_environment_that_can_not_be_seeded_is_a_warning():
-    with pytest.warns(RuntimeWarning, match="Single can't be seeded, because it has neither"):
-        DMEnv(Single()).reset(seed=1)
+    with pytest.warns(RuntimeWarning, match="ScriptedDM can't be seeded, because it has neither"):
+        DMEnv(dm_environment(Script(), 0)).reset(seed=1)
 
 
 # A batch of 600 frames is longer than a chunk.
-@pytest.mark.parametrize(("source", "frames"), [(Flat, 1), (Flat, 600), (Scripted, 20)])
+@pytest.mark.parametrize(("source", "frames"), [(Flat, 600), (Scripted, 20)])
 def test_batches_have_the_frames_of_single_steps(source, frames):
     env = GymEnv(source())
     with Collector(source, frames_per_batch=frames, total_frames=600) as collector:
@@ -200,18 +164,6 @@ def test_a_discount_of_zero_ends_no_episode_and_a_last_step_does(source):
     assert following["discount"].flatten().tolist() == [0.5, 0, 1, 0.5, 0, 0.5, 0, 0.5, 0]
     assert following["terminated"].flatten().nonzero().flatten().tolist() == [6]
     assert following["truncated"].flatten().nonzero().flatten().tolist() == [2]
-
-
-def test_a_reset_at_an_odd_moment_begins_an_episode():
-    with Collector([Flat, Flat], frames_per_batch=4) as collector:
-        collector.next()
-        collector.reset([1])
-        batch = collector.next()
-    # Episodes of 3, 1 and 4 steps.
-    assert batch["place"][:, :, 1:].tolist() == [[[0, 2], [1, 0]], [[1, 0], [2, 0]]]
-    assert batch["discount"][:, 0, 0].tolist() == [0.5, 1]
-    assert batch["collector", "traj_ids"][0, 0] == 0
-    assert len(batch["collector", "traj_ids"].unique()) == 4
 
 
 class Restarts(Scripted):
@@ -302,39 +254,15 @@ def test_an_id_is_for_collectors():
         DMEnv("cartpole/swingup")
 
 
-class Arrays(dm_env.Environment):
-    """Returns its rewards and discounts as arrays, as some wrappers do."""
-
-    def __init__(self, discount):
-        self.discount = discount
-
-    def observation_spec(self):
-        return {"x": specs.Array((2,), np.float32)}
-
-    def action_spec(self):
-        return specs.DiscreteArray(2)
-
-    def reset(self):
-        return dm_env.restart({"x": np.zeros(2, np.float32)})
-
-    def step(self, action):
-        observation = {"x": np.zeros(2, np.float32)}
-        reward = np.array(2, np.float32)
-        return dm_env.TimeStep(dm_env.StepType.MID, reward, self.discount, observation)
-
-
 @pytest.mark.parametrize("discount", [np.array(0.5, np.float32), np.array([0.5])])
-def test_discounts_that_are_arrays(discount):
-    env = GymEnv(Arrays(discount))
-    frames = env.rollout(3)
-    assert frames["next", "discount"].flatten().tolist() == [0.5] * 3
-    assert frames["next", "reward"].flatten().tolist() == [2] * 3
-    env.close()
+def test_rewards_and_discounts_may_be_arrays(discount):
+    change = {"discount": discount, "reward": np.array(2, np.float32)}
+    frames = GymEnv(Changing(change)).rollout(2)
+    assert frames["next", "discount"].flatten().tolist() == [0.5] * 2
+    assert frames["next", "reward"][1].tolist() == [2]
 
 
 @pytest.mark.parametrize("discount", ["x", np.zeros(2)])
 def test_a_discount_that_is_no_number(discount):
-    env = GymEnv(Arrays(discount))
-    with pytest.raises(TypeError, match=r"Arrays returned a discount that is not a number"):
-        env.rollout(1)
-    env.close()
+    with pytest.raises(TypeError, match=r"Changing returned a discount that is not a number"):
+        GymEnv(Changing({"discount": discount})).rollout(2)
