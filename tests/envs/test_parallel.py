@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 from forked import Forked
-from tensordict import TensorDict
 
 from trawl import Collector, MultiSyncCollector
 from trawl.collectors import AsyncBatchedCollector
@@ -24,8 +23,6 @@ from trawl.envs import ParallelEnv, SerialEnv
 from trawl.errors import WorkerDied, WorkerError
 from trawl.testing import (
     FaultyEnv,
-    ImageEnv,
-    NestedEnv,
     NumberedEnv,
     RaggedEnv,
     SelfResettingVectorEnv,
@@ -175,13 +172,6 @@ def test_a_process_that_replaces_another_repeats_its_draws():
     assert torch.equal(draws(), draws())
 
 
-@pytest.mark.parametrize("kind", [NumberedEnv, NestedEnv])
-def test_checked_tensordicts_are_the_same(kind, threads, monkeypatch):
-    frames = rolled(threads(kind))
-    monkeypatch.setattr("trawl.envs.processes.parallel.new_tensordict", TensorDict)
-    assert_same(frames, rolled(threads(kind)))
-
-
 def test_a_batch_of_parallel_batches(opened):
     env = opened(ParallelEnv, 2, lambda: ParallelEnv(2, NumberedEnv))
     other = opened(SerialEnv, 2, lambda: SerialEnv(2, NumberedEnv))
@@ -226,14 +216,6 @@ def test_it_is_not_pickled(parallel):
         pickle.dumps(parallel())
 
 
-# --- arguments that are wrong
-
-
-def test_a_start_method_is_checked():
-    with pytest.raises(ValueError, match="start_method must be one of"):
-        ParallelEnv(3, NumberedEnv, start_method="fork")
-
-
 # --- in a collector
 
 
@@ -257,11 +239,7 @@ def self_resetting(first):
 @pytest.mark.parametrize(
     ("source", "each", "options"),
     [
-        ("CartPole-v1", 2, {"reset_at_each_iter": True}),
         ("Pendulum-v1", 1, {"policy": in_bfloat16, "max_frames_per_traj": 7}),
-        (ImageEnv, 1, {"max_frames_per_traj": 3}),
-        (NestedEnv, 3, {"compact_obs": True}),
-        (RaggedEnv, 1, {"max_frames_per_traj": 3}),
         (self_resetting, 2, {}),
     ],
 )
@@ -278,11 +256,9 @@ def test_a_limit_needs_environments_that_can_be_restarted(opened):
         Collector(env, frames_per_batch=4, max_frames_per_traj=2)
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_environments_of_torchrl(several, opened):
+def test_environments_of_torchrl(opened):
     torchrl_envs = pytest.importorskip("torchrl.envs")
-    make = lambda: torchrl_envs.GymEnv("CartPole-v1")  # noqa: E731
-    make = [[make] * 2] * 2 if several else make
+    make = [[lambda: torchrl_envs.GymEnv("CartPole-v1")] * 2] * 2
     env, other = opened(ParallelEnv, 2, make, backend="thread"), opened(SerialEnv, 2, make)
     env.set_seed(0)
     other.set_seed(0)
@@ -337,16 +313,26 @@ def test_an_error_in_a_reset_comes_back(opened):
         env.rollout(3, break_when_any_done=False)
 
 
-@pytest.mark.parametrize("kind", [NumberedEnv, RaggedEnv])
-def test_a_death_is_noticed(kind, opened):
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("kind", "end", "words"),
+    [
+        (NumberedEnv, kill, "its process was killed by SIGKILL"),
+        (RaggedEnv, partial(os._exit, 3), "its process exited with status 3"),
+    ],
+)
+def test_a_death_is_noticed(kind, end, words, opened):
     class Mortal(kind):
         def step(self, action):
             if len(self.actions) == 2:
-                os.kill(os.getpid(), signal.SIGKILL)
+                end()
             return super().step(action)
 
     env = opened(ParallelEnv, 2, [lambda: kind(lengths=[9]), lambda: Mortal(1, lengths=[9])])
-    with pytest.raises(WorkerDied, match="environment 1: its process was killed by SIGKILL"):
+    with pytest.raises(WorkerDied, match=f"environment 1: {words}"):
         env.rollout(5)
     # And it is not forgotten.
     with pytest.raises(WorkerDied, match="environment 1"):
@@ -377,22 +363,6 @@ def test_an_error_in_a_process_of_several_names_its_environment(opened):
         env.step(env.rand_action(root))
     # The others have taken the step.
     assert env.buffers.observed["observation",][:, STEP].tolist()[:2] == [2, 2]
-
-
-@pytest.mark.parametrize(("each", "error"), [(0, ValueError), ("2", TypeError), (True, TypeError)])
-def test_there_is_a_positive_number_of_environments_in_a_process(each, error):
-    with pytest.raises(error, match="envs_per_worker"):
-        ParallelEnv(2, "Pendulum-v1", envs_per_worker=each)
-
-
-def test_an_exit_is_a_death(opened):
-    class Leaving(NumberedEnv):
-        def step(self, action):
-            os._exit(3)
-
-    env = opened(ParallelEnv, 1, Leaving)
-    with pytest.raises(WorkerDied, match="environment 0: its process exited with status 3"):
-        env.rollout(5)
 
 
 def test_an_interrupted_step_is_ended_before_the_next(parallel, monkeypatch):
@@ -536,15 +506,19 @@ def test_the_policy_acts_for_one_group_at_a_time(parallel):
 
 
 @pytest.mark.parametrize(
-    ("options", "match"),
+    ("options", "error", "match"),
     [
-        ({"groups": 3}, r"groups=3 can't be formed from 4 environments .* groups may be 1, 2, 4"),
-        ({"groups": 2, "envs_per_worker": 4}, "envs_per_worker=4, .* groups may be 1$"),
-        ({"groups": 0}, "groups"),
+        ({"groups": 3}, ValueError, r"groups=3 can't be formed from 4 environments .* 1, 2, 4"),
+        ({"groups": 2, "envs_per_worker": 4}, ValueError, "envs_per_worker=4, .* may be 1$"),
+        ({"groups": 0}, ValueError, "groups"),
+        ({"envs_per_worker": 0}, ValueError, "envs_per_worker"),
+        ({"envs_per_worker": "2"}, TypeError, "envs_per_worker"),
+        ({"envs_per_worker": True}, TypeError, "envs_per_worker"),
+        ({"start_method": "fork"}, ValueError, "start_method must be one of"),
     ],
 )
-def test_groups_must_be_alike(options, match):
-    with pytest.raises(ValueError, match=match):
+def test_wrong_arguments_are_named(options, error, match):
+    with pytest.raises(error, match=match):
         ParallelEnv(4, "Pendulum-v1", **options)
 
 
