@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import io
 import pickle
 from collections.abc import Callable
 from functools import partial
@@ -13,16 +14,17 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from jax_parts import COUNT, INFOS, Scripted, scripted
+from tensor_parts import assert_same, collected
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-pytest.importorskip("jax")
-
-from jax_parts import COUNT, INFOS, Scripted, scripted
-from tensor_parts import assert_same, collected
-
 from trawl.collectors import Collector, MultiAsyncCollector
 from trawl.envs import JaxEnv
+from trawl.errors import EnvStateError
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
 
 
 def _act(observation: Any) -> Any:
@@ -64,14 +66,6 @@ def test_seeds(fresh: JaxEnv) -> None:
     assert not torch.equal(one[0]["observation"], other[0]["observation"])
     numbers = one[0]["observation"][..., 0]
     assert len(set(numbers[:, 0].tolist())) == COUNT
-
-
-def test_a_seed_beyond_32_bits(fresh: JaxEnv) -> None:
-    first = []
-    for seed in (1, 2**32 + 1):
-        fresh.set_seed(seed)
-        first.append(fresh.begin(None)[0].clone())
-    assert not torch.equal(*first)
 
 
 def test_a_worker_gets_a_copy_of_an_environment() -> None:
@@ -144,8 +138,6 @@ class Remembering(Scripted):
     action_space = spaces.Box(-1, 1, (2,), np.float32)
 
     def reset(self, key: Any) -> tuple[Any, Any]:
-        import jax.numpy as jnp
-
         return jnp.zeros(2), jnp.zeros(2)
 
     def step(self, key: Any, state: Any, action: Any) -> tuple[Any, ...]:
@@ -169,8 +161,6 @@ class Slow(Remembering):
     """Environment that is still computing when its step returns."""
 
     def step(self, key: Any, state: Any, action: Any) -> tuple[Any, ...]:
-        import jax
-
         found = jax.lax.fori_loop(0, 2000, lambda i, x: x + action, state)
         return found, found, found[0], found[1] > 1, False
 
@@ -204,56 +194,103 @@ class Drawn:
     action_space = spaces.Discrete(2)
 
     def reset(self, key: Any) -> Any:
-        import jax
-
         return jax.numpy.int32(0), jax.random.uniform(key, (1,))
 
     def step(self, key: Any, state: Any, action: Any) -> Any:
-        import jax
-
         return state + 1, jax.random.uniform(key, (1,)), 1.0, state >= 3, False
 
 
-def test_a_partial_reset_keeps_a_seed_that_waits() -> None:
-    env = JaxEnv(Drawn(), 2)
-    env.set_seed(5)
-    wanted = env.reset()["observation"]
-    env.set_seed(5)
-    env.reset(env.fake_tensordict().set("_reset", torch.tensor([[True], [False]])))
-    assert (env.reset()["observation"] == wanted).all()
-
-
-def test_a_reset_of_all_environments_by_a_mask_uses_the_seed() -> None:
+def test_a_seed_waits_for_a_reset_of_all_environments() -> None:
     env = JaxEnv(Drawn(), 2)
     env.set_seed(5)
     first = env.reset()
     wanted = first["observation"].clone()
     following = env.step(env.rand_action(first))["next"]
-    env.set_seed(5)
-    reset = env.reset(following.set("_reset", torch.ones(2, 1, dtype=torch.bool)))
-    assert (reset["observation"] == wanted).all()
+    for rows, seeded in ((torch.tensor([[True], [False]]), False), (torch.ones(2, 1) > 0, True)):
+        env.set_seed(5)
+        found = env.reset(following.copy().set("_reset", rows))["observation"]
+        assert torch.equal(found, wanted) == seeded
+        if not seeded:
+            assert torch.equal(env.reset()["observation"], wanted)
+    env.set_seed(2**32 + 5)
+    assert not torch.equal(env.reset()["observation"], wanted)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "options", "error", "words"),
-    [
-        (("CartPole-v1", 4), {}, TypeError, "pass an id to the collector"),
-        ((Drawn, 2), {}, TypeError, r"it is the class Drawn: pass an object"),
-        ((Drawn(), 0), {}, ValueError, "num_envs must be at least 1"),
-        ((Drawn(), 2), {"device": "nope"}, ValueError, "device 'nope' is not a device"),
-        ((Drawn(), 2), {"jit": "no"}, TypeError, "jit must be"),
-        (
-            (Drawn(), 2),
-            {"categorical_action_encoding": "yes"},
-            TypeError,
-            "categorical_action_encoding must be",
-        ),
-    ],
-)
-def test_bad_arguments(arguments: Any, options: Any, error: Any, words: str) -> None:
-    with pytest.raises(error, match=words):
-        JaxEnv(*arguments, **options)
+# --- states
 
 
-def test_a_count_of_numpy() -> None:
-    assert JaxEnv(Drawn(), np.int64(2)).batch_size == (2,)  # type: ignore[arg-type]
+def saved(state: Any) -> Any:
+    """Returns a state as it comes back from a file."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+class Odd:
+    """Environment whose state has a typed key, and numbers that numpy does not know."""
+
+    action_space = spaces.Discrete(2)
+
+    def reset(self, key: Any) -> Any:
+        return (jax.random.wrap_key_data(key), jnp.bfloat16(0.5)), jnp.zeros(1)
+
+    def step(self, key: Any, state: Any, action: Any) -> Any:
+        own, number = state
+        own, used = jax.random.split(own)
+        number = (number * 3 + 1) % 5
+        obs = jax.random.uniform(used, (1,)) + number.astype(jnp.float32)
+        return (own, number.astype(jnp.bfloat16)), obs, 0.0, False, False
+
+
+@pytest.fixture(scope="module")
+def pair() -> Any:
+    """Two equal environments, which are compiled once for all tests."""
+    return JaxEnv(Odd(), 3), JaxEnv(Odd(), 3)
+
+
+def test_a_seed_that_waits_for_the_next_reset(pair: Any) -> None:
+    one, other = pair
+    one.set_seed(1)
+    other.set_seed(2)
+    one.begin(None)
+    other.begin(None)
+    one.set_seed(5)
+    other.restore(saved(one.capture()))
+    action = torch.tensor([[1, 0]] * 3)
+    first, second = (env.rollout(1, lambda td: td.set("action", action)) for env in (one, other))
+    assert torch.equal(first["next", "observation"], second["next", "observation"])
+
+
+def test_states_with_other_dtypes(pair: Any) -> None:
+    one, other = pair
+    one.set_seed(1)
+    other.set_seed(2)
+    action = torch.tensor([[1, 0]] * 3)
+    one.begin(None)
+    other.begin(None)
+    assert not torch.equal(one.advance([action]).last[0], other.advance([action]).last[0])
+    other.restore(saved(one.capture()))
+    for _ in range(3):
+        assert torch.equal(one.advance([action]).last[0], other.advance([action]).last[0])
+
+
+def test_a_captured_state_does_not_change(pair: Any) -> None:
+    env, _ = pair
+    env.begin(None)
+    state = env.capture()
+    copies = [array.clone() for array in state["arrays"]]
+    env.advance([torch.tensor([[1, 0]] * 3)])
+    assert all(torch.equal(*pair) for pair in zip(state["arrays"], copies, strict=True))
+
+
+def test_states_of_other_environments_are_refused(pair: Any) -> None:
+    state = pair[0].capture()
+    with pytest.raises(EnvStateError, match=r"its number of environments is 3, but .* is 2"):
+        JaxEnv(Odd(), 2).restore(state)
+    with pytest.raises(EnvStateError, match=r"its name is Odd, but the name of .* is Scripted"):
+        JaxEnv(Scripted(), 3).restore(state)
+    Changed = type("Odd", (Odd,), {"reset": lambda self, key: (jnp.zeros(2), jnp.zeros(1))})
+    Changed.step = lambda self, key, state, action: (state, jnp.zeros(1), 0.0, False, False)
+    with pytest.raises(EnvStateError, match=r"its layout is .*, but"):
+        JaxEnv(Changed(), 3).restore(state)

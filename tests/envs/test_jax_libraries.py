@@ -291,55 +291,53 @@ def test_a_time_limit_of_gymnax_that_marks_the_state() -> None:
     assert not flags["terminated"].any()
 
 
-def test_environments_that_are_batches_or_reset_themselves() -> None:
+def of_brax(*names: str) -> Any:
+    """Returns an environment of Brax in its wrappers."""
     pytest.importorskip("brax")
-    from brax import envs
-    from brax.envs.wrappers.training import VmapWrapper
+    from brax.envs import base, get_environment
+    from brax.envs.wrappers import training
 
-    with pytest.raises(ValueError, match="AutoResetWrapper hides the last observation"):
-        JaxEnv(envs.create("fast"), 2)
-    with pytest.raises(ValueError, match="VmapWrapper makes a batch of environments"):
-        JaxEnv(VmapWrapper(envs.get_environment("fast")), 2)
+    env = get_environment("fast")
+    for name in names:
+        env = getattr(base if name == "Wrapper" else training, name)(env)
+    return env
 
 
-def test_wrappers_of_gymnax_and_jumanji() -> None:
-    gymnax, jumanji = pytest.importorskip("gymnax"), pytest.importorskip("jumanji")
-    from gymnax.wrappers import LogWrapper
-    from jumanji.wrappers import AutoResetWrapper
+def of_jumanji(*names: str) -> Any:
+    """Returns an environment of Jumanji in its wrappers."""
+    jumanji, wrappers = map(pytest.importorskip, ("jumanji", "jumanji.wrappers"))
+    outer = type("Outer", (wrappers.Wrapper,), {})
+    env = jumanji.make("Snake-v1")
+    for name in names:
+        env = outer(env) if name == "Outer" else getattr(wrappers, name)(env)
+    return env
 
-    with pytest.raises(TypeError, match="A wrapper of gymnax has no step_env"):
-        JaxEnv(LogWrapper(gymnax.make("CartPole-v1")[0]), 2)
-    with pytest.raises(ValueError, match="AutoResetWrapper hides the last observation"):
-        JaxEnv(AutoResetWrapper(jumanji.make("Snake-v1")), 2)
+
+def of_gymnax() -> Any:
+    gymnax, wrappers = map(pytest.importorskip, ("gymnax", "gymnax.wrappers"))
+    return wrappers.LogWrapper(gymnax.make("CartPole-v1")[0])
+
+
+HIDES, BATCHES = "AutoResetWrapper hides the last observation", "VmapWrapper makes a batch of envir"
 
 
 @pytest.mark.parametrize(
-    ("inner", "text"),
+    ("make", "wrappers", "error", "words"),
     [
-        ("AutoResetWrapper", "AutoResetWrapper hides the last observation"),
-        ("VmapWrapper", "VmapWrapper makes a batch of environments"),
+        (of_brax, ["AutoResetWrapper"], ValueError, HIDES),
+        (of_brax, ["AutoResetWrapper", "Wrapper"], ValueError, HIDES),
+        (of_brax, ["VmapWrapper"], ValueError, BATCHES),
+        (of_jumanji, ["AutoResetWrapper"], ValueError, HIDES),
+        (of_jumanji, ["AutoResetWrapper", "Outer"], ValueError, HIDES),
+        (of_jumanji, ["VmapWrapper", "Outer"], ValueError, BATCHES),
+        (of_gymnax, [], TypeError, "A wrapper of gymnax has no step_env"),
     ],
 )
-def test_wrappers_of_jumanji_within_another_one(inner: str, text: str) -> None:
-    jumanji = pytest.importorskip("jumanji")
-    wrappers = jumanji.wrappers
-
-    class Outer(wrappers.Wrapper):  # type: ignore[name-defined, misc]
-        pass
-
-    env = getattr(wrappers, inner)(jumanji.make("Snake-v1"))
-    with pytest.raises(ValueError, match=text):
-        JaxEnv(Outer(env), 2)
-
-
-def test_wrappers_of_brax_within_another_one() -> None:
-    pytest.importorskip("brax")
-    from brax.envs import get_environment
-    from brax.envs.base import Wrapper
-    from brax.envs.wrappers.training import AutoResetWrapper
-
-    with pytest.raises(ValueError, match="AutoResetWrapper hides the last observation"):
-        JaxEnv(Wrapper(AutoResetWrapper(get_environment("fast"))), 2)
+def test_wrappers_that_make_batches_or_reset_are_refused(
+    make: Any, wrappers: list[str], error: Any, words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        JaxEnv(make(*wrappers), 2)
 
 
 def test_several_rewards_of_jumanji() -> None:
@@ -353,20 +351,13 @@ def test_several_rewards_of_jumanji() -> None:
 
 
 def test_a_collector_asks_for_a_batch(cartpole: Any) -> None:
-    with pytest.raises(TypeError, match=r"pass JaxEnv\(env, num_envs=...\) instead of CartPole"):
-        Collector(cartpole[0], frames_per_batch=2)
-    with pytest.raises(TypeError, match=r"pass JaxEnv\(env, num_envs=...\) instead of CartPole"):
-        Collector(lambda: cartpole[0], frames_per_batch=2)
-    with pytest.raises(TypeError, match=r"pass JaxEnv\(env, num_envs=...\) instead of CartPole"):
-        Collector(lambda: cartpole, frames_per_batch=2)
+    for source in (cartpole[0], lambda: cartpole[0], lambda: cartpole):
+        with pytest.raises(
+            TypeError, match=r"pass JaxEnv\(env, num_envs=...\) instead of CartPole"
+        ):
+            Collector(source, frames_per_batch=2)
     with pytest.raises(TypeError, match="or one of JAX to JaxEnv"):
         GymEnv(cartpole[0])
-
-
-def test_a_reset_takes_no_arguments() -> None:
-    pytest.importorskip("gymnax")
-    with pytest.raises(ValueError, match="the reset takes no arguments"):
-        Collector("gymnax:CartPole-v1", frames_per_batch=4, reset_kwargs={"options": {}})
 
 
 # --- infos
