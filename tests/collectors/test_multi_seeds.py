@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from multi_parts import BOTH, PLACES, TRAJ_IDS, same, together
+from multi_parts import PLACES, TRAJ_IDS, same, together
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
@@ -99,21 +99,6 @@ def test_a_seed_given_while_iterating_gives_the_same_batches(cls, method):
         assert len(places) == 1
         if together(cls):
             assert places == [0]
-
-
-@BOTH
-def test_what_is_drawn_here_changes_nothing(cls):
-    found = []
-    for noise in (1, 2):
-        torch.manual_seed(noise)
-        with cartpoles(cls, policy=sampling(), workers=1, total_frames=96) as collector:
-            collector.set_seed(3)
-            batches = []
-            for batch in collector:
-                torch.rand(noise)
-                batches.append(batch)
-            found.append(batches)
-    assert all(same(*pair) for pair in zip(*found, strict=True))
 
 
 def test_without_a_seed_workers_differ():

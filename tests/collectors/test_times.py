@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trawl.collectors.watch.times import (
-    DRIVER_PARTS,
     WORKER_PARTS,
     BatchTimes,
     DriverTimes,
@@ -49,34 +48,6 @@ def test_old_batches_count_only_for_the_totals():
     assert facts["frames_per_second"] == 50
     assert facts["env_seconds"] == 1000
     assert facts["frames_per_second_overall"] == pytest.approx((10 + 40 * 50) / 1040)
-
-
-@given(st.lists(st.tuples(SECONDS, SECONDS, SECONDS, SECONDS, SECONDS), min_size=1, max_size=20))
-def test_shares_of_several_workers_sum_to_one(spent):
-    workers = [WorkerTimes() for _ in spent]
-    for worker, seconds in zip(workers, spent, strict=True):
-        worker.add(batch(100.0, *seconds), 1)
-    facts = shares_of(workers)
-    shares = sum(facts[f"{part}_share"] for part in WORKER_PARTS)
-    whole = sum(map(sum, spent))
-    assert shares == pytest.approx(1) or (shares == 0 and whole < 1e-6)
-    assert sum(facts[f"{part}_seconds"] for part in WORKER_PARTS) == pytest.approx(whole, abs=1e-9)
-
-
-def test_a_clock_divides_its_turns():
-    clock, driver, loop = TurnClock(), DriverTimes(), LoopTimes()
-    for _ in range(3):
-        clock.begin()
-        loop.add(2.0, acting=0.5)
-        clock.end()
-        times = clock.batch_times(loop)
-        driver.add(clock, 5, waited=float("inf"))
-        assert times.env == pytest.approx(3 * times.policy)
-        assert times.received == times.began <= times.ended
-    facts = driver.stats()
-    assert facts["driver_seconds"] == 0
-    assert sum(facts[f"{part}_share"] for part in DRIVER_PARTS) == pytest.approx(1)
-    assert loop.env + loop.policy == pytest.approx(6)
 
 
 def test_time_before_the_first_turn_counts_for_nobody():

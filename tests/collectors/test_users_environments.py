@@ -149,11 +149,11 @@ def test_the_transforms_around_an_environment_follow_its_own():
 
 
 @ON_ENVS
-def test_a_constructor_that_fails_leaves_an_environment_as_it_was(make):
+def test_failed_constructors_and_evaluators_leave_an_environment_as_it_was(make):
     env = started(make())
     right, wrong = policy(), TensorDictModule(nn.Linear(5, 1), ["observation"], ["action"])
     limit = {} if counts(env) else {"max_frames_per_traj": 4}
-    before = shape_of(env), statistics_of(env), globals_drawn()
+    before, layers = (shape_of(env), statistics_of(env), globals_drawn()), layers_of(env)
     for attempt in (
         lambda: Collector(env, wrong, frames_per_batch=8, **limit),
         lambda: Collector(env, right, frames_per_batch=-1),
@@ -162,21 +162,16 @@ def test_a_constructor_that_fails_leaves_an_environment_as_it_was(make):
         with pytest.raises(Exception):  # noqa: B017, PT011
             attempt()
         assert (shape_of(env), statistics_of(env), globals_drawn()) == before
-    with Collector(env, right, frames_per_batch=8) as collector:
-        collector.next()
-
-
-@ON_ENVS
-def test_evaluators_do_not_change_an_environment(make):
-    env = started(make())
-    before, statistics, layers = shape_of(env), statistics_of(env), layers_of(env)
-    moments = [one for one in statistics if not isinstance(one, str)]
-    evaluator = Evaluator(env, policy(), num_trajectories=2, max_steps=5)
+    evaluator = Evaluator(env, right, num_trajectories=2, max_steps=5)
     assert evaluator.evaluate()["eval/episode_length"] == 5
-    assert shape_of(env)[1:3] == before[1:3]
-    assert [one for one in statistics_of(env) if not isinstance(one, str)] == moments
+    assert shape_of(env)[1:3] == before[0][1:3]
+    statistics, own = (
+        [one for one in found if not isinstance(one, str)]
+        for found in (statistics_of(env), before[1])
+    )
+    assert statistics == own
     evaluator.shutdown()
-    assert frozen_in(layers) == before[3]
+    assert frozen_in(layers) == before[0][3]
 
 
 def test_workers_get_copies_of_environments_and_leave_the_originals():

@@ -147,10 +147,12 @@ def workers(cls: Any, method: str, policy: Any) -> Any:
 
 @pytest.mark.parametrize("policy", [None, sampling], ids=["random", "sampling"])
 def test_workers_have_the_same_frames_in_this_process(policy) -> None:
-    inline, processes = (
-        batches(partial(workers, MultiSyncCollector, method, policy))
-        for method in ("inline", "forkserver")
+    inline, noisy, processes = (
+        batches(partial(workers, MultiSyncCollector, method, policy), also=also)
+        for method, also in (("inline", False), ("inline", True), ("forkserver", False))
     )
+    # In which order the workers' trajectories go on after the seed is open.
+    assert_same(*([batch.exclude(IDS) for batch in one] for one in (noisy, inline)))
     assert_same(processes, inline)
     parts = [batch.unbind(0) for batch in inline]
     assert not any(torch.equal(a["observation"], b["observation"]) for a, b in parts)
