@@ -9,6 +9,7 @@ import pytest
 import torch
 from tensordict.nn import TensorDictModule
 
+from tests.oracle.torchrl_kinds import Words
 from trawl.collectors import AsyncBatchedCollector, Collector, MultiSyncCollector
 from trawl.envs import GymEnv, ParallelEnv
 from trawl.testing import NumberedEnv
@@ -66,24 +67,12 @@ def test_a_nan_action_is_named(env, where):
 
 
 def test_texts_reach_a_policy_as_strings():
-    import gymnasium
-
-    class Words(gymnasium.Env):
-        observation_space = gymnasium.spaces.Text(8)
-        action_space = gymnasium.spaces.Discrete(2)
-
-        def reset(self, *, seed=None, options=None):
-            return "first", {}
-
-        def step(self, action):
-            return "later", 1.0, False, False, {}
-
-    def one(observation):
-        seen.append(type(observation))
+    def one(word):
+        seen.append(type(word))
         return torch.tensor([1, 0])
 
-    def both(observation):
-        seen.extend(map(type, observation))
+    def both(word):
+        seen.extend(map(type, word))
         return torch.tensor([[1, 0], [1, 0]])
 
     for env, policy in ((Words(), one), ([Words, Words], both)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +17,12 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
 from tests.oracle.comparing import dense
-from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from trawl.collectors import (
+    AsyncBatchedCollector,
+    Collector,
+    MultiAsyncCollector,
+    MultiSyncCollector,
+)
 from trawl.envs import ParallelEnv, SerialEnv
 from trawl.testing.oracle import IDS
 
@@ -156,3 +162,84 @@ def test_workers_have_the_same_frames_in_this_process(policy) -> None:
     assert_same(processes, inline)
     parts = [batch.unbind(0) for batch in inline]
     assert not any(torch.equal(a["observation"], b["observation"]) for a, b in parts)
+
+
+@pytest.mark.parametrize("policy", [None, sampling], ids=["random", "sampling"])
+def test_each_worker_is_a_collector_whose_seed_follows(policy) -> None:
+    with workers(MultiSyncCollector, "inline", policy) as collector:
+        after = collector.set_seed(11)
+        found = [collector.next() for _ in range(3)]
+    seed = 11
+    for worker in range(2):
+        with one([EVERYWHERE] * ENVS, policy) as alone:
+            seed = alone.set_seed(seed)
+            for batch in found:
+                assert_same([batch[worker].exclude(IDS)], [alone.next().exclude(IDS)])
+    assert seed == after
+
+
+def test_a_static_seed_is_the_same_for_all() -> None:
+    with workers(MultiSyncCollector, "inline", sampling) as collector:
+        assert collector.set_seed(3, static_seed=True) == 3
+        batch = collector.next()
+    assert len(batch["observation"][:, :, 0, 0].unique()) == 1
+    assert torch.equal(batch["action"][0], batch["action"][1])
+
+
+def test_without_a_seed_workers_and_collectors_differ() -> None:
+    first, second = (workers(MultiSyncCollector, "forkserver", sampling) for _ in range(2))
+    with first, second:
+        batches = first.next(), second.next()
+    draws = torch.stack([batch["observation"] for batch in batches])
+    assert draws.unique().numel() > 0.9 * draws.numel()
+
+
+def test_what_asynchronous_workers_collected_before_a_seed_comes_before_it() -> None:
+    def after_seeding(begun: int) -> list[list[torch.Tensor]]:
+        found: list[list[torch.Tensor]] = [[], []]
+        with workers(MultiAsyncCollector, "forkserver", sampling) as collector:
+            for _ in range(begun):
+                collector.next()
+            collector.set_seed(5)
+            while min(map(len, found)) < 6:
+                batch = collector.next()
+                found[int(batch[IDS].min()) % 2].append(batch["observation"].clone())
+        return found
+
+    for fresh, again in zip(after_seeding(0), after_seeding(4), strict=True):
+        (at,) = [i for i, batch in enumerate(again) if torch.equal(batch, fresh[0])]
+        assert torch.equal(torch.stack(again[at : at + 3]), torch.stack(fresh[:3]))
+
+
+def ready(**options: Any) -> AsyncBatchedCollector:
+    makers = [Drawing] * ENVS
+    options |= {"env_backend": "threading", "min_batch_size": ENVS, "server_timeout": math.inf}
+    return AsyncBatchedCollector(makers, policy=sampling, frames_per_batch=12, **options)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(Collector, [EVERYWHERE] * ENVS, None, frames_per_batch=12),
+        partial(
+            MultiSyncCollector, [EVERYWHERE] * 2, None, frames_per_batch=24, start_method="inline"
+        ),
+        ready,
+    ],
+)
+def test_the_option_seeds_like_the_method(make) -> None:
+    with make(seed=4) as given, make() as other:
+        other.set_seed(4)
+        wanted = [other.next() for _ in range(3)]
+        assert_same([given.next() for _ in range(3)], wanted)
+        other.set_seed(5)
+        assert not torch.equal(other.next()["observation"], given.next()["observation"])
+        for seed, error in (
+            ("4", TypeError),
+            (1.5, TypeError),
+            (True, TypeError),
+            (-1, ValueError),
+        ):
+            for refuses in (lambda seed: make(seed=seed), other.set_seed):
+                with pytest.raises(error, match=r"^seed must (not be negative|be an integer)"):
+                    refuses(seed)
