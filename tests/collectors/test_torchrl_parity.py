@@ -24,9 +24,8 @@ from trawl.envs import SerialEnv as TrawlSerialEnv
 
 torchrl_collectors = pytest.importorskip("torchrl.collectors")
 
-from torchrl.data import Bounded, Categorical, Composite, OneHot, Unbounded  # noqa: E402
+from torchrl.data import Bounded, OneHot  # noqa: E402
 from torchrl.envs import (  # noqa: E402
-    EnvBase,
     GymEnv,
     GymWrapper,
     InitTracker,
@@ -50,7 +49,7 @@ from torchrl.modules import (  # noqa: E402
     TanhNormal,
     ValueOperator,
 )
-from torchrl_parts import quiet  # noqa: E402
+from torchrl_parts import Different, quiet  # noqa: E402
 
 try:
     from torchrl.envs.transforms import PolicyVersion
@@ -88,52 +87,6 @@ class Dicts(gymnasium.Env):
     def step(self, action):
         self.steps += 1
         return self.observation_space.sample(), 1.0, self.steps >= 5, False, {}
-
-
-class Agents(EnvBase):
-    """Two agents, whose data is nested; episodes take three steps.
-
-    Args:
-        nested: whether each agent has done flags of its own, in place of the environment's.
-    """
-
-    def __init__(self, nested):
-        super().__init__()
-        flag = Categorical(2, (1,), dtype=torch.bool)
-        flags = Composite(done=flag, terminated=flag.clone(), truncated=flag.clone())
-        self.nested = nested
-        self.observation_spec = Composite(
-            agents=Composite(observation=Unbounded((2, 3)), shape=(2,))
-        )
-        self.action_spec = Composite(agents=Composite(action=OneHot(4, (2, 4)), shape=(2,)))
-        self.reward_spec = Composite(agents=Composite(reward=Unbounded((2, 1)), shape=(2,)))
-        if nested:
-            flag = Categorical(2, (2, 1), dtype=torch.bool)
-            flags = Composite(
-                done=flag, terminated=flag.clone(), truncated=flag.clone(), shape=(2,)
-            )
-        self.done_spec = Composite(agents=flags) if nested else flags
-        self.steps = 0
-
-    def _flags(self, done):
-        flags = self.full_done_spec.zero()
-        for key in flags.keys(True, True):
-            if (key if isinstance(key, str) else key[-1]) != "truncated":
-                flags.get(key).fill_(done)
-        return flags
-
-    def _reset(self, tensordict, **kwargs):
-        self.steps = 0
-        return self._flags(False).update(self.full_observation_spec.zero())
-
-    def _step(self, tensordict):
-        self.steps += 1
-        found = self.full_observation_spec.zero() + self.steps
-        found.update(self.full_reward_spec.zero() + self.steps)
-        return found.update(self._flags(self.steps == 3))
-
-    def _set_seed(self, seed):
-        pass
 
 
 def cart():
@@ -234,7 +187,7 @@ def test_environments_give_the_same_layout(name):
     ids=str,
 )
 def test_agents_give_the_same_batches(several, nested, options):
-    make = lambda: Agents(nested)  # noqa: E731
+    make = lambda: Different(sizes=(3, 3), nested=nested)  # noqa: E731
     found, expected = compare(SerialEnv(2, make) if several else make, **options)
     for one, other in zip(found, expected, strict=True):
         assert keys(one) == keys(other)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
-from torchrl.data import Bounded, Composite, Unbounded
+from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
 
@@ -36,14 +36,20 @@ def structure(batch: TensorDictBase) -> Any:
 class Different(EnvBase):
     """Agents that observe, and do, vectors of different lengths; episodes take four steps.
 
-    Observations are the number of the step; so is the reward.
+    Observations are the number of the step; so are the rewards.
 
     Args:
         batch_size: of the environment.
         sizes: the length of each agent's vectors.
+        nested: True if each agent has a reward and flags of its own.
     """
 
-    def __init__(self, batch_size: Sequence[int] = (), sizes: Sequence[int] = (2, 3, 4)) -> None:
+    def __init__(
+        self,
+        batch_size: Sequence[int] = (),
+        sizes: Sequence[int] = (2, 3, 4),
+        nested: bool = False,
+    ) -> None:
         super().__init__(batch_size=batch_size)
         batch = self.batch_size
 
@@ -53,18 +59,30 @@ class Different(EnvBase):
 
         self.observation_spec = agents("observation", Unbounded)
         self.action_spec = agents("action", lambda shape: Bounded(-1.0, 1.0, shape))
-        self.reward_spec = Composite(reward=Unbounded((*batch, 1)), shape=batch)
+        shape = (*batch, len(sizes)) if nested else batch
+        flag = Categorical(2, (*shape, 1), dtype=torch.bool)
+        names = ("done", "terminated", "truncated")
+        flags = Composite({name: flag.clone() for name in names}, shape=shape)
+        reward = Composite(reward=Unbounded((*shape, 1)), shape=shape)
+        self.reward_spec = Composite(agents=reward, shape=batch) if nested else reward
+        self.done_spec = Composite(agents=flags, shape=batch) if nested else flags
         self.steps = 0
+
+    def _flags(self) -> TensorDictBase:
+        flags = self.full_done_spec.zero()
+        for key in flags.keys(True, True):
+            flags.get(key).fill_(self.steps == 4 and "truncated" not in key)
+        return flags
 
     def _reset(self, tensordict: Any, **kwargs: Any) -> TensorDictBase:
         self.steps = 0
-        return self.full_observation_spec.zero().update(self.full_done_spec.zero())
+        return self.full_observation_spec.zero().update(self._flags())
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         self.steps += 1
         found = self.full_observation_spec.zero() + self.steps
         found.update(self.full_reward_spec.zero() + self.steps)
-        return found.update(self.full_done_spec.zero() | (self.steps == 4))
+        return found.update(self._flags())
 
     def _set_seed(self, seed: int | None) -> None:
         pass
