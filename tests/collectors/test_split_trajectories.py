@@ -116,15 +116,17 @@ def test_any_batch_is_cut_into_its_pieces(key, options, nested, given):
     assert all((row["nested", "deep"] == row[mask_key][:, None]).all() for row in rows)
 
 
+@pytest.mark.parametrize("key", ["done", "over", ("agent", "over")], ids=str)
 @given(any_batch())
-def test_done_flags_say_the_same_as_ids(given):
+def test_done_flags_say_the_same_as_ids(key, given):
     ids, _ = given
     done = torch.ones_like(ids, dtype=torch.bool)
     done[..., :-1] = ids[..., 1:] != ids[..., :-1]
     numbers = torch.arange(1, ids.numel() + 1).reshape(ids.shape)
-    flagged = TensorDict({"number": numbers, ("next", "over"): done.unsqueeze(-1)}, ids.shape)
+    name = ("next", key) if isinstance(key, str) else ("next", *key)
+    flagged = TensorDict({"number": numbers, name: done.unsqueeze(-1)}, ids.shape)
     batch = TensorDict({"number": numbers, TRAJ_IDS: ids + 1}, ids.shape)
-    split = split_trajectories(flagged, done_key="over")
+    split = split_trajectories(flagged, done_key=None if key == "done" else key)
     expected = split_trajectories(batch)
     assert torch.equal(split["number"], expected["number"])
     assert torch.equal(split["mask"], expected[MASK])
