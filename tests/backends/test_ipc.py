@@ -1,9 +1,9 @@
-"""Messages between two processes of one machine."""
+"""Messages between two processes of one machine.
 
-import contextlib
+That they come whole and in order, and how they end, is tested with the backend for processes.
+"""
+
 import os
-import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -23,18 +23,9 @@ def wires():
     other.close()
 
 
-@pytest.mark.parametrize("size", [0, 16_000, 16_384, 16_385, 3_000_000])
-def test_messages_of_any_size(wires, size):
-    one, other = wires
-    one.send({"content": bytes(size)})
-    one.send("next")
-    assert other.receive() == ({"content": bytes(size)}, [])
-    assert other.receive() == ("next", [])
-
-
 @pytest.mark.parametrize("send", ["send", "post"])
 @pytest.mark.parametrize("size", [1, 100_000])
-@pytest.mark.parametrize("count", [0, 1, 249, 250, 251, 600])
+@pytest.mark.parametrize("count", [0, 1, 250, 251, 600])
 def test_descriptors_come_with_a_message(wires, send, size, count):
     one, other = wires
     before = held_files()
@@ -116,32 +107,16 @@ def test_what_is_kept_is_let_go_of(wires):
     assert held_files() <= before
 
 
-def test_sending_waits_for_room(wires):
-    one, other = wires
-    thread = threading.Thread(target=lambda: [one.send(i) for i in range(3000)])
-    thread.start()
-    assert [other.receive()[0] for _ in range(3000)] == list(range(3000))
-    thread.join()
-
-
-def test_what_can_not_be_pickled_is_not_sent(wires):
-    one, other = wires
-    with pytest.raises((AttributeError, TypeError, Exception), match="pickle"):
-        one.send(lambda: None)
-    with pytest.raises(TypeError, match="pickle"):
-        one.post((bytes(100_000), threading.Lock()))
-    one.send("next")
-    assert other.receive() == ("next", [])
-
-
 class Unreadable:
     def __reduce__(self):
         return int, ("x",)
 
 
-def test_what_can_not_be_read_leaves_nothing(wires):
+def test_what_can_not_be_sent_or_read_leaves_nothing(wires):
     one, other = wires
     before = held_files()
+    with pytest.raises(TypeError, match="pickle"):
+        one.post((bytes(100_000), threading.Lock()), [0])
     one.send(Unreadable(), [0, 1])
     one.send("next")
     with pytest.raises(ValueError, match="invalid literal"):
@@ -183,36 +158,3 @@ except Closed:
     print("closed")
 """
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "closed\n"
-
-
-def test_a_program_that_is_ended_while_it_sends():
-    """What arrives is a beginning of what was sent, each message whole."""
-    one, end = connection_pair()
-    code = f"""
-import socket
-from trawl.backends.ipc import IpcConnection
-wire = IpcConnection(socket.socket(fileno={end.fileno()}))
-number = 0
-while True:
-    wire.send((number, b"x" * (number % 50_000)))
-    number += 997
-"""
-    with end:
-        process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[end.fileno()])
-    got = [one.receive()[0] for _ in range(20)]
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    with contextlib.suppress(Closed):
-        while True:
-            got.append(one.receive()[0])
-    assert [number for number, _ in got] == [997 * i for i in range(len(got))]
-    assert all(len(data) == number % 50_000 for number, data in got)
-    one.close()
-
-
-def test_the_socket_keeps_messages_apart():
-    one, end = connection_pair()
-    with end:
-        assert end.type == socket.SOCK_SEQPACKET
-    one.close()
-    assert one.fileno() == -1

@@ -1,9 +1,8 @@
-"""Things of a user's program, packed for other processes."""
+"""Things of a user's program, packed for other processes; code is tested with the backends."""
 
 import gc
 import multiprocessing
 import os
-import sys
 import threading
 from multiprocessing import context
 
@@ -20,31 +19,6 @@ from trawl.backends.processes.payload import Shared, SpawnPayload, unpack
 def through(content):
     payload = SpawnPayload(content)
     return unpack(payload.data, [os.dup(fd) for fd in payload.fds])
-
-
-def test_code():
-    two = 2
-
-    class Local:
-        def value(self):
-            return two
-
-    class More(Local):
-        def value(self):
-            return super().value() + 1
-
-    assert through(lambda x: x + two)(3) == 5
-    assert through(More)().value() == 3
-    assert through(More()).value() == 3
-
-
-def test_what_main_defines_goes_by_value(monkeypatch):
-    main = sys.modules["__main__"].__dict__
-    monkeypatch.setitem(main, "_Mine", None)
-    exec("class _Mine:\n    x = 3\n", main)
-    payload = SpawnPayload(main["_Mine"])
-    monkeypatch.setitem(main, "_Mine", None)
-    assert unpack(payload.data, []).x == 3
 
 
 def test_tensors_are_copied_and_stay_where_they_are():

@@ -11,12 +11,12 @@ from trawl.backends.processes.loop import Breaker, Stopped, ThreadBreaker
 # Breaks a thread off while it cannot be broken off, or once it can, and profiles a call after that.
 AFTERWARDS = """
 import sys, threading
-from trawl.backends.processes.loop import Breaker, Stopped, ThreadBreaker
+from trawl.backends.processes.loop import Stopped, ThreadBreaker
 
-def run():
+def run(shielded):
     breaker = ThreadBreaker()
     def stop():
-        if {shielded}:
+        if shielded:
             with breaker.shielded():
                 breaker.stop()
         else:
@@ -28,21 +28,20 @@ def run():
         print("stopped")
     breaker.seal()
 
-thread = threading.Thread(target=run)
-thread.start()
-thread.join()
-sys.setprofile(lambda *event: None)
-(lambda: None)()
-sys.setprofile(None)
-print("profiled")
+for shielded in (True, False):
+    thread = threading.Thread(target=run, args=(shielded,))
+    thread.start()
+    thread.join()
+    sys.setprofile(lambda *event: None)
+    (lambda: None)()
+    sys.setprofile(None)
+    print("profiled")
 """
 
 
-@pytest.mark.parametrize("shielded", [True, False])
-def test_calls_can_be_profiled_after_a_thread_was_broken_off(shielded) -> None:
-    script = AFTERWARDS.format(shielded=shielded)
-    done = nursery.run(script)
-    assert done.stdout.split() == ["stopped", "profiled"], done.stderr
+def test_calls_can_be_profiled_after_a_thread_was_broken_off() -> None:
+    done = nursery.run(AFTERWARDS)
+    assert done.stdout.split() == ["stopped", "profiled"] * 2, done.stderr
 
 
 def test_a_thread_that_another_stops_is_broken_off_once() -> None:
@@ -107,7 +106,8 @@ def stop_between() -> None:
     assert not finished
 
 
-# Stops work where the interpreter ignores exceptions.
+# Stops work where the interpreter ignores exceptions: in a finalizer, and in a callback of the
+# garbage collector.
 IGNORING = """
 import gc, sys, threading
 from trawl.backends.processes.loop import Breaker, Stopped, ThreadBreaker
@@ -127,38 +127,35 @@ def collect():
     gc.callbacks.append(stop_once)
     gc.collect()
 
-def work():
-    {place}()
+def work(place):
+    place()
     while True:
         pass
 
-def run():
+def run(kind, place):
     global breaker
-    breaker = {breaker}()
+    breaker = kind()
     with breaker.installed():
         try:
-            breaker.call(work)
+            breaker.call(work, place)
         except Stopped:
             print("stopped")
         breaker.seal()
+    gc.callbacks[:] = [call for call in gc.callbacks if call is not stop_once]
 
-if {breaker} is Breaker:
-    run()
-else:
-    thread = threading.Thread(target=run)
+for place in (Finalized, collect):
+    run(Breaker, place)
+    thread = threading.Thread(target=run, args=(ThreadBreaker, place))
     thread.start()
     thread.join()
 print(sys.unraisablehook is hook)
 """
 
 
-@pytest.mark.parametrize("place", ["collect", "Finalized"])
-@pytest.mark.parametrize("breaker", ["Breaker", "ThreadBreaker"])
-def test_work_is_stopped_where_exceptions_are_ignored(breaker, place) -> None:
-    script = IGNORING.format(breaker=breaker, place=place)
-    done = nursery.run(script)
+def test_work_is_stopped_where_exceptions_are_ignored() -> None:
+    done = nursery.run(IGNORING)
     assert done.stderr == ""
-    assert done.stdout.split() == ["stopped", "True"]
+    assert done.stdout.split() == [*["stopped"] * 4, "True"]
 
 
 def test_a_breaker_that_cannot_be_installed_leaves_nothing() -> None:
@@ -182,16 +179,16 @@ FOLLOWED = """
 import sys
 from trawl.envs import ParallelEnv
 
-env = ParallelEnv(2, "CartPole-v1", backend="thread")
-env.reset()
-sys.{follow}(lambda *event: None)
-env.close()
-sys.{follow}(None)
-print("closed")
+for follow in (sys.settrace, sys.setprofile):
+    env = ParallelEnv(2, "CartPole-v1", backend="thread")
+    env.reset()
+    follow(lambda *event: None)
+    env.close()
+    follow(None)
+    print("closed")
 """
 
 
-@pytest.mark.parametrize("follow", ["settrace", "setprofile"])
-def test_a_program_that_a_debugger_or_profiler_follows_closes_its_threads(follow) -> None:
-    done = nursery.run(FOLLOWED.format(follow=follow))
-    assert (done.stdout.split(), done.stderr) == (["closed"], "")
+def test_a_program_that_a_debugger_or_profiler_follows_closes_its_threads() -> None:
+    done = nursery.run(FOLLOWED)
+    assert (done.stdout.split(), done.stderr) == (["closed", "closed"], "")

@@ -6,4 +6,3 @@ _LONG = pytest.mark.long
 _SYNC, _ASYNC = pytest.param(True, id="sync"), pytest.param(False, id="async")
 SYNC = pytest.mark.parametrize("sync", [_SYNC, pytest.param(False, id="async", marks=_LONG)])
 ASYNC = pytest.mark.parametrize("sync", [pytest.param(True, id="sync", marks=_LONG), _ASYNC])
-EITHER = pytest.mark.parametrize("sync", [_SYNC, _ASYNC])

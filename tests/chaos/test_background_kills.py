@@ -19,14 +19,14 @@ from chaos_parts import (
     strike,
     watched,
 )
-from modes import ASYNC, EITHER, SYNC
+from modes import ASYNC, SYNC
 
 from trawl.errors import WorkerDied
 
 pytestmark = pytest.mark.usefixtures("nobody_is_left")
 
 
-@EITHER
+@SYNC
 def test_killed_in_the_background(tmp_path: Path, sync: bool) -> None:
     crew = Crew(tmp_path, troubles={0: Trouble("step", 3), 1: Trouble("reset", 2)})
     buffer = Buffer(crew)

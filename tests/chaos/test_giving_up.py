@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,9 +57,7 @@ def check_closed(collector: MultiCollector, crew: Crew) -> None:
 @pytest.mark.parametrize(
     ("sync", "limits", "deaths"),
     [
-        (True, {"max_restarts": 0}, 1),
         (False, {"max_restarts": 1}, 2),
-        (False, {"max_total_restarts": 0}, 1),
         (True, {"max_restarts": 5, "max_total_restarts": 2}, 3),
     ],
 )
@@ -82,25 +79,13 @@ def test_out_of_restarts(tmp_path: Path, sync: bool, limits: dict[str, int], dea
     check_closed(collector, crew)
 
 
-@SYNC
-def test_all_die_at_once_and_for_good(tmp_path: Path, sync: bool) -> None:
-    crew = Crew(tmp_path, workers=4)
-    collector = collector_of(crew, sync, total_frames=-1, max_restarts=0)
-    crew.add(collector.next())
-    strike(*map(crew.pid, range(4)))
-    with pytest.raises(WorkerDied, match="was killed by SIGKILL, and is not replaced again"):
-        crew.run(collector)
-    check_closed(collector, crew)
-
-
-@pytest.mark.parametrize(("sync", "victim"), [(True, 0), (False, 2)])
-def test_one_that_always_dies_as_it_is_made(tmp_path: Path, sync: bool, victim: int) -> None:
-    crew = Crew(tmp_path, workers=3, troubles={victim: Trouble("make", 0, lives=99)})
+def test_one_that_always_dies_as_it_is_made(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, workers=3, troubles={2: Trouble("make", 0, lives=99)})
     with (
-        replaced(f"worker {victim} was killed", 3),
+        replaced("worker 2 was killed", 3),
         pytest.raises(WorkerDied, match=r"is not replaced again.*max_restarts=3"),
     ):
-        collector_of(crew, sync, total_frames=-1, max_restarts=3)
+        collector_of(crew, False, total_frames=-1, max_restarts=3)
     with watched(*crew.pids()) as wait:
         wait()
 
@@ -122,64 +107,38 @@ def test_calls_end_with_the_last_restart(tmp_path: Path, sync: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sync", "at", "count"),
-    [(True, "make", 0), (False, "reset", 0), (True, "reset", 3), (False, "step", 13)],
+    ("sync", "name"),
+    [
+        (True, "make"),
+        (False, "reset"),
+        (False, "policy"),
+        (True, "post_collect_hook"),
+        (True, "init_fn"),
+        (False, "policy_factory"),
+    ],
 )
-def test_an_exception_in_an_environment(tmp_path: Path, sync: bool, at: str, count: int) -> None:
-    crew = Crew(tmp_path, troubles={1: Trouble(at, count, fail)})
-
-    def run() -> None:
-        with collector_of(crew, sync, total_frames=-1) as collector:
-            crew.run(collector)
-
-    check_failure(run, crew, "1")
-
-
-def check_failure(run: Callable[[], Any], crew: Crew, worker: str = "[01]") -> None:
-    """Checks that a worker's exception arrives with type and traceback, and ends all workers."""
-    with pytest.raises(WorkerError) as raised:
-        run()
+def test_an_exception_in_what_is_called(tmp_path: Path, sync: bool, name: str) -> None:
+    """It arrives with type and traceback, and ends all workers."""
+    of_env = name in ("make", "reset")
+    crew = Crew(tmp_path, troubles={1: Trouble(name, 0, fail)} if of_env else None)
+    once: Any = Once(tmp_path / "called", 0, fail)
+    # A factory that doesn't fail would have to return a policy, so this one always fails.
+    called = {"policy": Acting(once), "policy_factory": fail}.get(name, once)
+    with (
+        pytest.raises(WorkerError) as raised,
+        collector_of(
+            crew, sync, total_frames=-1, **({} if of_env else {name: called})
+        ) as collector,
+    ):
+        crew.run(collector)
     assert isinstance(raised.value, ZeroDivisionError)
     message = str(raised.value)
+    worker = "1" if of_env else "[01]"
     assert re.match(f"in worker {worker}: ZeroDivisionError: the sea is rough", message)
     assert ", in fail\n" in message
     assert "chaos_parts.py" in message
     with watched(*crew.pids()) as wait:
         wait()
-
-
-@pytest.mark.parametrize(("sync", "count"), [(False, 0), (True, 13)])
-def test_an_exception_in_the_policy(tmp_path: Path, sync: bool, count: int) -> None:
-    crew = Crew(tmp_path)
-
-    def run() -> None:
-        policy = Acting(Once(tmp_path / "policy", count, fail))
-        with collector_of(crew, sync, policy, total_frames=-1) as collector:
-            crew.run(collector)
-
-    check_failure(run, crew)
-
-
-@pytest.mark.parametrize(
-    ("sync", "name"),
-    [
-        (True, "pre_collect_hook"),
-        (False, "post_collect_hook"),
-        (True, "init_fn"),
-        (False, "policy_factory"),
-    ],
-)
-def test_an_exception_in_what_else_is_called(tmp_path: Path, sync: bool, name: str) -> None:
-    crew = Crew(tmp_path)
-
-    def run() -> None:
-        # A factory that doesn't fail would have to return a policy, so this one always fails.
-        once = fail if name == "policy_factory" else Once(tmp_path / "called", 0, fail)
-        function = {name: once}
-        with collector_of(crew, sync, total_frames=-1, **function) as collector:
-            crew.run(collector)
-
-    check_failure(run, crew)
 
 
 @SYNC
@@ -195,33 +154,26 @@ def test_an_exception_and_a_death(tmp_path: Path, sync: bool) -> None:
 # --- no answer
 
 
-@pytest.mark.parametrize(("sync", "at", "count"), [(False, "reset", 2), (True, "make", 0)])
-def test_one_that_gives_no_answer_is_replaced(
-    tmp_path: Path, sync: bool, at: str, count: int
-) -> None:
-    crew = Crew(tmp_path, troubles={0: Trouble(at, count, block)})
-    told = r"worker 0 did not respond for 8 s \(worker_timeout\) and was killed"
-    survives(crew, sync, told, 4, worker_timeout=8.0)
-
-
-def test_one_that_was_stopped_is_replaced(tmp_path: Path) -> None:
-    crew = Crew(tmp_path, troubles={1: Trouble("step", 4, _stop)})
-    survives(crew, True, "worker 1 did not respond for 8 s", worker_timeout=8.0)
-
-
-def _stop() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def test_one_is_given_up_however_much_others_say(tmp_path: Path) -> None:
-    # Whenever this process looks for messages, there are messages from the other workers.
-    crew = Crew(tmp_path, workers=3, troubles={0: Trouble("step", 3, block)})
+def test_one_that_gives_no_answer_is_replaced(tmp_path: Path) -> None:
+    """However much others say: whenever this process looks for messages, there are some."""
+    stopped = partial(signal.raise_signal, signal.SIGSTOP)
+    crew = Crew(
+        tmp_path,
+        workers=4,
+        troubles={0: Trouble("reset", 2, block), 1: Trouble("step", 4, stopped)},
+    )
     slow = threading.Event()
+    told = r"worker [01] did not respond for 8 s \(worker_timeout\) and was killed"
     collector = collector_of(crew, False, total_frames=-1, worker_timeout=8.0)
-    with collector, replaced("worker 0 did not respond for 8 s", 1):
-        while len(crew.makers[0][0].lives.pids) == 1:
+    with collector, replaced(told, 2):
+        while min(len(crew.makers[worker][0].lives.pids) for worker in (0, 1)) == 1:
             crew.add(collector.next())
             slow.wait(0.02)
+
+
+def test_one_that_gives_no_answer_as_it_is_made_is_replaced(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, troubles={0: Trouble("make", 0, block)})
+    survives(crew, True, "worker 0 did not respond for 8 s", worker_timeout=8.0)
 
 
 def test_without_a_limit_it_is_waited_for(tmp_path: Path) -> None:
@@ -237,7 +189,7 @@ def test_without_a_limit_it_is_waited_for(tmp_path: Path) -> None:
         gate.write_bytes(b"go")
 
     with collector_of(crew, True, total_frames=frames) as collector:
-        opener = threading.Timer(2.0, let_go)
+        opener = threading.Timer(1.0, let_go)
         opener.start()
         crew.run(collector)
         assert opened.is_set()

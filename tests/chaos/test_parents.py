@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,6 @@ import pytest
 from chaos_parts import PATIENCE, family, watched
 from forked import Forked
 from open_files import check_no_named_memory
-
-LONG = pytest.mark.long
-MODES = pytest.mark.parametrize("mode", [pytest.param("sync", marks=LONG), "async"])
 
 PROLOGUE = """
 import gc, os, signal, sys, threading
@@ -95,8 +93,6 @@ def only_interrupted(errors: str) -> bool:
     )
 
 
-# --- killed
-
 LOOP = """
 with collect() as collector:
     for number, batch in enumerate(collector):
@@ -104,33 +100,64 @@ with collect() as collector:
         if number == 3:
             say("going")
 """
-
 TRAINS = """
 with collect() as collector:
     for number, batch in enumerate(collector):
         if number == 3:
-            say("training")
+            say("going")
             while True:
                 sum(range(1000))
+"""
+#: The only worker does something.
+TROUBLED = """
+import subprocess
+import textwrap
+
+def trouble():
+    {}
+
+crew = Crew(Path("."), workers=1, troubles={{0: Trouble({}, trouble)}})
+with collect() as collector:
+    collector.next()
+    say("going")
+    for batch in collector:
+        pass
+"""
+BLOCKED = TROUBLED.format('say("going"); block()', '"step", 3')
+BUSY = TROUBLED.format('say("going"); stay_busy()', '"step", 3')
+MAKING = TROUBLED.format('say("going"); block()', '"make", 0')
+STARTING = TROUBLED.format(
+    'subprocess.Popen(["sleep", "1000"], start_new_session=True)', '"make", 0'
+)
+BACKGROUND = """
+buffer = Buffer(crew)
+collector = collect(replay_buffer=buffer)
+collector.start()
+buffer.wait_for(100)
+say("going")
 """
 
 
 @pytest.mark.parametrize(
-    ("mode", "text", "signum"),
+    ("mode", "text", "count", "signum"),
     [
-        ("sync", LOOP, signal.SIGKILL),
-        ("async", LOOP, signal.SIGTERM),
-        ("sync", TRAINS, signal.SIGTERM),
-        ("async", TRAINS, signal.SIGKILL),
+        # The number is that of workers, with the server that starts them and what they start.
+        ("sync", LOOP, 4, signal.SIGKILL),
+        ("async", TRAINS, 4, signal.SIGTERM),
+        ("sync", BLOCKED, 2, signal.SIGKILL),
+        ("async", BUSY, 2, signal.SIGKILL),
+        ("sync", MAKING, 2, signal.SIGKILL),
+        ("async", STARTING, 3, signal.SIGKILL),
     ],
-    ids=["sync-waits-kill", "async-waits-term", "sync-trains-term", "async-trains-kill"],
+    ids=["waits", "trains", "blocked", "busy", "making", "starting"],
 )
-def test_the_parent_is_killed(run: Any, mode: str, text: str, signum: int, tmp_path: Path) -> None:
+def test_the_parent_is_killed(
+    run: Any, mode: str, text: str, count: int, signum: int, tmp_path: Path
+) -> None:
     script = run(text, mode)
-    script.hear("going" if text == LOOP else "training")
+    script.hear("going")
     started = family(script.pid)
-    # Three workers, and the server process that starts them.
-    assert len(started) == 4
+    assert len(started) == count
     check_no_named_memory([script.pid, *started])
     with watched(*started) as wait:
         os.kill(script.pid, signum)
@@ -139,97 +166,20 @@ def test_the_parent_is_killed(run: Any, mode: str, text: str, signum: int, tmp_p
     check_folder(tmp_path)
 
 
-@pytest.mark.parametrize(("mode", "what"), [("sync", "block"), ("async", "stay_busy")])
-def test_the_parent_is_killed_while_workers_are_deaf(run: Any, mode: str, what: str) -> None:
-    script = run(
-        """
-def deafen():
-    say("deaf")
-    WHAT()
-
-crew = Crew(Path("."), workers=1, troubles={0: Trouble("step", 13, deafen)})
-with collect() as collector:
-    for batch in collector:
-        pass
-""".replace("WHAT", what),
-        mode,
-    )
-    script.hear("deaf")
-    started = family(script.pid)
-    assert len(started) == 2
-    with watched(*started) as wait:
-        os.kill(script.pid, signal.SIGKILL)
-        wait()
-    assert script.end() == (-signal.SIGKILL, "")
-
-
-def test_the_parent_is_killed_while_workers_are_made(run: Any) -> None:
-    script = run("""
-def linger():
-    say("made")
-    block()
-
-crew = Crew(Path("."), workers=1, troubles={0: Trouble("make", 0, linger)})
-collect()
-""")
-    script.hear("made")
-    with watched(*family(script.pid)) as wait:
-        os.kill(script.pid, signal.SIGKILL)
-        wait()
-    assert script.end() == (-signal.SIGKILL, "")
-
-
-@pytest.mark.parametrize(("mode", "victim"), [("sync", "parent"), ("async", "worker")])
-def test_what_environments_started_goes_too(run: Any, mode: str, victim: str) -> None:
-    script = run(
-        """
-import subprocess
-
-def start():
-    subprocess.Popen(["sleep", "1000"], start_new_session=True)
-
-crew = Crew(Path("."), workers=1, troubles={0: Trouble("make", 0, start)})
-with collect() as collector:
-    collector.next()
-    say("going")
-    for batch in collector:
-        pass
-""",
-        mode,
-    )
-    script.hear("going")
-    started = family(script.pid)
-    assert len(started) == 3
-    worker, sleeper = started[1:]
-    with watched(sleeper) as wait:
-        os.kill(worker if victim == "worker" else script.pid, signal.SIGKILL)
-        wait()
-    script.kill()
-    script.end()
-
-
-def test_all_of_it_is_killed(run: Any) -> None:
-    script = run(LOOP)
-    script.hear("going")
-    script.signal(signal.SIGKILL)
-    assert script.end() == (-signal.SIGKILL, "")
-
-
-# --- interrupted
-
-
 @pytest.mark.parametrize(
     ("mode", "text"),
     [
-        pytest.param("sync", LOOP, id="sync-waits"),
-        pytest.param("async", LOOP, id="async-waits", marks=LONG),
-        pytest.param("sync", TRAINS, id="sync-trains", marks=LONG),
-        pytest.param("async", TRAINS, id="async-trains"),
+        ("sync", LOOP),
+        ("async", TRAINS),
+        ("async", TRAINS.replace("with collect() as collector:", "collector = collect()\nif 1:")),
+        ("sync", MAKING),
+        ("async", f"{BACKGROUND}with collector:\n    listen()"),
     ],
+    ids=["waits", "trains", "no with", "making", "background"],
 )
 def test_interrupted(run: Any, mode: str, text: str, tmp_path: Path) -> None:
     script = run(text, mode)
-    script.hear("going" if text == LOOP else "training")
+    script.hear("going")
     script.signal(signal.SIGINT)
     status, errors = script.end()
     assert status == -signal.SIGINT
@@ -237,27 +187,12 @@ def test_interrupted(run: Any, mode: str, text: str, tmp_path: Path) -> None:
     check_folder(tmp_path)
 
 
-def test_interrupted_without_a_with_block(run: Any) -> None:
-    script = run(
-        TRAINS.replace("with collect() as collector:", "collector = collect()\nif 1:"), "async"
-    )
-    script.hear("training")
-    script.signal(signal.SIGINT)
-    status, errors = script.end()
-    assert status == -signal.SIGINT
-    assert only_interrupted(errors), errors
-
-
-@MODES
-def test_interrupted_and_then_gone_on(run: Any, mode: str) -> None:
+def test_interrupted_and_then_gone_on(run: Any) -> None:
     # As in a notebook, the program goes on, and makes another collector.
     script = run(
-        """
+        f"""
 try:
-    with collect() as collector:
-        for number, batch in enumerate(collector):
-            if number == 3:
-                say("going")
+{textwrap.indent(LOOP, "    ")}
 except KeyboardInterrupt:
     say("interrupted")
 crew = Crew(Path("."), workers=3, lives=3)
@@ -265,7 +200,7 @@ with collect() as collector:
     crew.add(collector.next())
 say("done")
 """,
-        mode,
+        "async",
     )
     script.hear("going")
     script.signal(signal.SIGINT)
@@ -274,24 +209,7 @@ say("done")
     assert script.end() == (0, "")
 
 
-def test_interrupted_while_workers_are_made(run: Any) -> None:
-    script = run("""
-def linger():
-    say("made")
-    block()
-
-crew = Crew(Path("."), workers=1, troubles={0: Trouble("make", 0, linger)})
-collect()
-""")
-    script.hear("made")
-    script.signal(signal.SIGINT)
-    status, errors = script.end()
-    assert status == -signal.SIGINT
-    assert only_interrupted(errors), errors
-
-
-@MODES
-def test_interrupted_twice(run: Any, mode: str) -> None:
+def test_interrupted_twice(run: Any) -> None:
     # The worker does not close. The first Ctrl-C waits for it, and the second does not. The worker
     # becomes deaf before it has sent anything, because an interrupt during the arrival of a message
     # kills the worker at once.
@@ -315,7 +233,7 @@ with collect() as collector:
     for batch in collector:
         pass
 """,
-        mode,
+        "async",
     )
     script.hear("deaf")
     script.signal(signal.SIGINT)
@@ -331,11 +249,17 @@ with collect() as collector:
 
 
 @pytest.mark.parametrize(
-    ("mode", "held"), [("sync", ""), ("async", "collector.myself = collector")]
+    ("mode", "text"),
+    [
+        ("sync", "collector = collect()\ncollector.next()\nsay('going')"),
+        ("async", "one = collect()\none.next()\none.myself = one\nsay('going')"),
+        ("sync", BACKGROUND),
+    ],
+    ids=["plain", "cycle", "background"],
 )
-def test_never_shut_down(run: Any, mode: str, held: str) -> None:
-    script = run(f"collector = collect()\ncollector.next()\n{held}\nsay('bye')", mode)
-    script.hear("bye")
+def test_never_shut_down(run: Any, mode: str, text: str) -> None:
+    script = run(text, mode)
+    script.hear("going")
     assert script.end() == (0, "")
 
 
@@ -348,88 +272,31 @@ def test_an_exception_in_the_users_loop(run: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "how"),
-    [pytest.param("sync", "plain", marks=LONG), ("async", "cycle"), ("sync", "iterator")],
+    ("mode", "more", "collects"),
+    [
+        ("sync", "iterator = iter(collector); next(iterator); del iterator", ""),
+        ("async", "cycle = [collector]; cycle.append(cycle); del cycle", "gc.collect()"),
+    ],
+    ids=["iterator", "cycle"],
 )
-def test_let_go_of(run: Any, mode: str, how: str) -> None:
+def test_let_go_of(run: Any, mode: str, more: str, collects: str) -> None:
+    """Without a cycle, that needs no collection of garbage."""
     script = run(
-        """
+        f"""
+gc.disable()
 collector = collect()
 batch = collector.next()
 for number in range(2):
     next(iter(collector))
-how = "HOW"
-if how == "cycle":
-    cycle = [collector]
-    cycle.append(cycle)
-    del cycle
-if how == "iterator":
-    iterator = iter(collector)
-    next(iterator)
-    del iterator
-say("going")
-sys.stdin = None
+{more}
 with watched(*crew.pids()) as wait:
     del collector
-    gc.collect()
+    {collects}
     wait()
 say("gone")
 crew.add(batch)
-""".replace("HOW", how),
-        mode,
-    )
-    script.hear("going")
-    script.hear("gone")
-    assert script.end() == (0, "")
-
-
-def test_let_go_of_needs_no_collection_of_garbage(run: Any) -> None:
-    script = run(
-        """
-gc.disable()
-collector = collect()
-collector.next()
-with watched(*crew.pids()) as wait:
-    del collector
-    wait()
-say("gone")
-""",
-        "async",
-    )
-    script.hear("gone")
-    assert script.end() == (0, "")
-
-
-def test_never_shut_down_while_it_collects_in_the_background(run: Any) -> None:
-    script = run(
-        """
-buffer = Buffer(crew)
-collector = collect(replay_buffer=buffer)
-collector.start()
-buffer.wait_for(100)
-say("bye")
-""",
-        "sync",
-    )
-    script.hear("bye")
-    assert script.end() == (0, "")
-
-
-@MODES
-def test_interrupted_while_it_collects_in_the_background(run: Any, mode: str) -> None:
-    script = run(
-        """
-buffer = Buffer(crew)
-with collect(replay_buffer=buffer) as collector:
-    collector.start()
-    buffer.wait_for(100)
-    say("going")
-    listen()
 """,
         mode,
     )
-    script.hear("going")
-    script.signal(signal.SIGINT)
-    status, errors = script.end()
-    assert status == -signal.SIGINT
-    assert only_interrupted(errors), errors
+    script.hear("gone")
+    assert script.end() == (0, "")

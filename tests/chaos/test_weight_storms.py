@@ -174,59 +174,63 @@ def even(way: dict[str, Any], crew: Crew, sync: bool, **more: Any) -> Iterator[A
 # --- as fast as possible
 
 
-@ways("async", "process")
-def test_no_forward_pass_sees_two_versions_nor_a_frame_a_false_one(
-    tmp_path: Path, sync: bool, way: dict[str, Any]
-) -> None:
-    crew, versions = Crew(tmp_path, workers=4), Versions(sync)
-    with even(way, crew, sync) as (collector, storm):
+def check_storm(folder: Path, sync: bool, way: dict[str, Any], deaths: int = 0) -> None:
+    """Checks that no forward pass sees two versions, nor a frame a false one, amid deaths."""
+    crew, versions, kills = Crew(folder, workers=4, lives=100), Versions(sync), 0
+    chance = random.Random(0)
+    options = {"max_restarts": 1000, "max_total_restarts": 1000}
+    with even(way, crew, sync, **options) as (collector, storm):
         end = time.monotonic() + STORM
         with storm:
-            while time.monotonic() < end or len(versions.seen) < VERSIONS:
-                batch = collector.next()
-                versions.add(batch)
-                crew.add(batch)
+            while time.monotonic() < end or len(versions.seen) < VERSIONS or kills < deaths:
+                # This worker may be dead already, and not replaced yet.
+                with suppress(ProcessLookupError):
+                    if deaths:
+                        strike(crew.pid(chance.randrange(4)))
+                        kills += 1
+                for _ in range(12):
+                    batch = collector.next()
+                    versions.add(batch)
+                    crew.add(batch)
         assert collector.policy_version_tracker.version == storm.updates
         # In the end, each worker has the last version.
         while min(versions._latest.values()) < storm.updates:
             versions.add(collector.next())
+        stats = collector.stats()
     assert storm.updates > len(versions.seen) / 4
+    assert (stats["workers_alive"], stats["restarts"] > 0) == (4, deaths > 0)
+    assert stats["restarts"] <= kills
+
+
+@ways("async", "process")
+def test_no_forward_pass_sees_two_versions_nor_a_frame_a_false_one(
+    tmp_path: Path, sync: bool, way: dict[str, Any]
+) -> None:
+    check_storm(tmp_path, sync, way)
 
 
 @ASYNC
 def test_no_frame_is_of_a_false_version_though_workers_are_killed(
     tmp_path: Path, sync: bool
 ) -> None:
-    crew, versions, kills = Crew(tmp_path, workers=4, lives=100), Versions(sync), 0
-    chance = random.Random(0)
-    options = {"max_restarts": 1000, "max_total_restarts": 1000}
-    with replaced(KILLED), even({}, crew, sync, **options) as (collector, storm):
-        end = time.monotonic() + STORM
-        with storm:
-            while time.monotonic() < end or len(versions.seen) < VERSIONS or kills < 5:
-                # This worker may be dead already, and not replaced yet.
-                with suppress(ProcessLookupError):
-                    strike(crew.pid(chance.randrange(4)))
-                    kills += 1
-                for _ in range(12):
-                    batch = collector.next()
-                    versions.add(batch)
-                    crew.add(batch)
-        stats = collector.stats()
-        assert stats["workers_alive"] == 4
-    assert 0 < stats["restarts"] <= kills
+    with replaced(KILLED):
+        check_storm(tmp_path, sync, {}, deaths=5)
 
 
 # --- a worker that takes the place of one that died
 
 
-def versions_of(batch: TensorDictBase, sync: bool) -> dict[int, tuple[set[int], set[int], int]]:
-    """Returns the actions, the versions and the life of each worker in a batch."""
-    found = {}
-    for row in batch if sync else [batch]:
-        life, place = divmod(int(NumberedEnv.numbers(row)[0, 0]), 100)
-        actions = set(NumberedEnv.action_numbers(row).tolist())
-        found[place // 10] = actions, set(row["policy_version"].tolist()), life
+def of_lives(collector: Any, crew: Crew, sync: bool, lives: dict[int, int]) -> dict[int, Any]:
+    """Collects until workers are in these lives; returns the actions and versions of each."""
+    found: dict[int, Any] = {}
+    while len(found) < len(lives):
+        batch = collector.next()
+        crew.add(batch)
+        for row in batch if sync else [batch]:
+            life, worker = divmod(int(NumberedEnv.numbers(row)[0, 0]) // 10, 10)
+            if lives.get(worker) == life and worker not in found:
+                actions = set(NumberedEnv.action_numbers(row).tolist())
+                found[worker] = actions, set(row["policy_version"].tolist())
     return found
 
 
@@ -242,16 +246,12 @@ def test_who_takes_a_place_begins_with_the_newest_weights(
             assert collector.policy_version_tracker.version == version
         # Changes only the learner's weights, which no worker may have before the next update.
         policy.choose(0)
-        strike(*map(crew.pid, range(2)))
-        found: dict[int, Any] = {}
-        with replaced(KILLED, times=2):
-            while len(found) < 2:
-                batch = collector.next()
-                crew.add(batch)
-                for worker, (actions, versions, life) in versions_of(batch, sync).items():
-                    if life == 1:
-                        found.setdefault(worker, (actions, versions))
-        assert found == {0: ({3}, {3}), 1: ({3}, {3})}
+        for life in (1, 2):
+            strike(*map(crew.pid, range(2)))
+            with replaced(KILLED, times=2):
+                found = of_lives(collector, crew, sync, {0: life, 1: life})
+            assert found == {0: ({3}, {2 + life}), 1: ({3}, {2 + life})}
+            collector.increment_version()
 
 
 @SYNC
@@ -260,17 +260,11 @@ def test_who_takes_a_place_begins_with_the_weights_of_that_place(
 ) -> None:
     crew, policy = Crew(tmp_path), Scored(0)
     with collector_of(crew, sync, policy, track_policy_version=True) as collector:
-        collector.update_policy_weights_(Scored(1), worker_ids=0)
-        collector.update_policy_weights_(Scored(2), worker_ids=1)
-        collector.update_policy_weights_(Scored(3), worker_ids=0)
+        for worker, choice in ((0, 1), (1, 2), (0, 3)):
+            collector.update_policy_weights_(Scored(choice), worker_ids=worker)
         strike(*map(crew.pid, range(2)))
-        found: dict[int, Any] = {}
         with replaced(KILLED, times=2):
-            while len(found) < 2:
-                batch = collector.next()
-                for worker, (actions, versions, life) in versions_of(batch, sync).items():
-                    if life == 1:
-                        found.setdefault(worker, (actions, versions))
+            found = of_lives(collector, crew, sync, {0: 1, 1: 1})
         assert found == {0: ({3}, {3}), 1: ({2}, {2})}
 
 
@@ -323,16 +317,10 @@ def test_weights_that_come_while_a_place_is_being_taken_are_used_there_first(
         thread = threading.Thread(target=update)
         thread.start()
         strike(crew.pid(0))
-        found: tuple[set[int], set[int]] | None = None
         with replaced(KILLED, times=1):
-            while found is None:
-                batch = collector.next()
-                crew.add(batch)
-                actions, versions, life = versions_of(batch, sync).get(0, (set(), set(), 0))
-                if life == 1:
-                    found = actions, versions
+            found = of_lives(collector, crew, sync, {0: 1})
         thread.join(PATIENCE)
-        assert found == ({2}, {2})
+        assert found == {0: ({2}, {2})}
 
 
 class Fatal(Scored):
@@ -359,11 +347,11 @@ def test_who_dies_while_it_takes_weights_is_in_nobodys_way(tmp_path: Path, sync:
         for version in range(2, 20):
             collector.update_policy_weights_(policy.choose(version % 4))
         for _ in range(6):
-            batch = collector.next()
-            crew.add(batch)
-        found = versions_of(batch, sync)
-    assert fatal.pid in crew.pids()
-    assert all((actions, versions) == ({3}, {19}) for actions, versions, _ in found.values())
+            crew.add(collector.next())
+        killed = [crew.makers[worker][0].lives.pids[0] == fatal.pid for worker in (0, 1)]
+        found = of_lives(collector, crew, sync, dict(enumerate(map(int, killed))))
+    assert sum(killed) == 1
+    assert found == {0: ({3}, {19}), 1: ({3}, {19})}
 
 
 # --- memory

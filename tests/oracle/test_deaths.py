@@ -99,25 +99,48 @@ def test_with_snapshots_no_frame_changes(case, every, tmp_path) -> None:
         compare(case, found, collector.normalization)
 
 
+@pytest.mark.parametrize("delivery", ["rows", "cat"])
 @pytest.mark.parametrize("place", ["sync", "async"])
-def test_without_snapshots_each_frame_is_real_and_none_is_missing(place, tmp_path) -> None:
-    case, deaths = Case("list", Options(frames_per_batch=6), place), 8
-    with collector_of(case, tmp_path, deaths, total_frames=120) as collector:
+def test_without_snapshots_each_frame_is_real_and_none_is_missing(
+    place, delivery, tmp_path
+) -> None:
+    case, deaths, frames = Case("list", Options(6), place, delivery), 8, 180
+    with collector_of(case, tmp_path, deaths, total_frames=frames) as collector:
         batches = list(collector)
-        assert collector.stats()["frames"] == 120
-        if place == "sync":
-            assert collector.stats()["restarts"] == deaths
+        stats = collector.stats()
+    assert stats["frames"] == frames
+    if place == "sync":
+        assert stats["restarts"] == deaths
     found = torch.cat([batch.reshape(-1) for batch in batches])
-    assert len(found) == 120
+    if delivery == "rows":
+        assert len(found) == frames
+    else:
+        assert stats["trajectories"] == 3 * len(batches)
+        # Each death loses the open trajectories of its worker, and the end those of both.
+        open_ones = len(case.envs[0]) * (stats["restarts"] + 2) + 2
+        assert 0 <= frames - len(found) <= max(case.script.lengths) * open_ones
     for number in found[IDS].unique():
         one = found[found[IDS] == number]
         numbers = one["next", "observation"].long()
         (env, episode), steps = numbers[0, :2].tolist(), numbers[:, 2].tolist()
         assert (numbers[:, :2] == numbers[0, :2]).all()
         assert steps == list(range(1, len(steps) + 1))
+        assert delivery == "rows" or len(steps) == case.script.length(env, episode)
         ended = [any(case.script.flags(env, episode, step)) for step in steps]
         assert one["next", "done"][:, 0].tolist() == ended
     # The first worker, which lives on, has all of its frames.
-    first = [batch[0] if place == "sync" else batch for batch in batches]
-    first = [one for one in first if one["observation"][..., 0].max() < len(case.envs[0])]
-    compare_environments(Case("list", case.options), first, Ids())
+    first = found[found["observation"][:, 0] < len(case.envs[0])]
+    compare_environments(Case("list", case.options, delivery=delivery), [first], Ids())
+
+
+def test_without_snapshots_no_frame_is_counted_twice(tmp_path) -> None:
+    case = Case("list", NORMALIZED, "sync")
+    with collector_of(case, tmp_path, 8, total_frames=120) as collector:
+        frames = sum(batch.numel() for batch in collector)
+        (observations,) = collector.normalization.observations.values()
+        (rewards,) = collector.normalization.rewards.values()
+        assert (observations.count, rewards.count, collector.stats()["restarts"]) == (
+            frames,
+            120,
+            8,
+        )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, cycle, islice, pairwise
 from typing import Any
@@ -24,10 +26,10 @@ from tests.oracle.comparing import (
 )
 from trawl.collectors import AsyncBatchedCollector, Collector
 from trawl.envs import ParallelEnv
-from trawl.testing.faces import FACES
+from trawl.testing.faces import FACES, Face
 from trawl.testing.oracle import Options
 from trawl.testing.script import Script, ScriptedFailure
-from trawl.testing.scripted_envs import ScriptedEnv, ScriptedPool
+from trawl.testing.scripted_envs import ScriptedEnv, ScriptedLooseEnv, ScriptedPool
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 FAILING = [face for face in FACES if face != "jax"]
@@ -102,6 +104,99 @@ def test_an_error_names_the_step_and_closes_the_collector(face) -> None:
         assert collector.closed
         with pytest.raises(RuntimeError, match="shut down after ScriptedFailure"):
             list(collector)
+
+
+# --- processes of environments
+
+
+class Dying(ScriptedEnv):
+    """Does something to its process in the step or reset that fails.
+
+    Args:
+        what: does it.
+        script: the script.
+        env: number of the environment.
+    """
+
+    def __init__(self, what: Callable[[], Any], script: Script, env: int) -> None:
+        super().__init__(script, env)
+        self.what = what
+
+    def reset(self, **kwargs: Any) -> Any:
+        return self.play(super().reset, **kwargs)
+
+    def step(self, action: Any) -> Any:
+        return self.play(super().step, action)
+
+    def play(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(*args, **kwargs)
+        except ScriptedFailure:
+            self.what()
+            raise
+
+
+class DyingLoose(Dying, ScriptedLooseEnv):
+    """Its observations have no fixed layout."""
+
+
+KILLED, EXITED = partial(signal.raise_signal, signal.SIGKILL), partial(os._exit, 3)
+TOLD = {
+    KILLED: "WorkerDied: environments? .*: its process was killed by SIGKILL",
+    EXITED: "WorkerDied: environments? .*: its process exited with status 3",
+    signal.pause: "WorkerDied: environment .: its process took more than 3 s for a step",
+    # It fails in a process that can print nothing any more.
+    partial(os.close, 1): "ScriptedFailure: in environment ",
+}
+CLOSED = list(TOLD)[-1]
+
+
+@dataclass(frozen=True)
+class InProcesses(Failing):
+    """A case in which environments are in processes, one of which dies.
+
+    Attributes:
+        what: kills it.
+        settings: those of the ``ParallelEnv``.
+    """
+
+    what: Any = KILLED
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> Face:
+        loose, each = self.face == "loose", self.settings.get("envs_per_worker", 1)
+        resets, grouped = "after" if loose else "same", "groups" in self.settings
+        kind = replace(super().kind.kind, resets=resets, together=each, grouped=grouped)
+        make = partial(partial, self.made, DyingLoose if loose else Dying)
+        return replace(super().kind, make=make, kind=kind)
+
+    def made(self, cls: Any, script: Script, envs: Sequence[int]) -> Any:
+        makers = [partial(cls, self.what, script, env) for env in envs]
+        return ParallelEnv(len(makers), makers, **self.settings)
+
+
+@pytest.mark.parametrize(
+    ("face", "settings", "what", "at"),
+    [
+        ("parallel", {}, CLOSED, (0, 1, 1)),
+        ("parallel", {"envs_per_worker": 2}, KILLED, (2, 0, 4)),
+        ("parallel", {"groups": 3}, EXITED, (0, 2, 2)),
+        ("parallel", {"groups": 3, "worker_timeout": 3}, signal.pause, (1, 3, 2)),
+        ("loose", {"envs_per_worker": 2}, KILLED, (1, 1, 2)),
+        ("loose", {"worker_timeout": 3}, signal.pause, (0, 3, 1)),
+        ("loose", {}, CLOSED, (0, 1, 0)),
+    ],
+)
+def test_the_death_of_a_process_is_as_a_failure_of_its_environments(
+    face, settings, what, at
+) -> None:
+    options = Options(12, restart=True)
+    with pytest.warns(RuntimeWarning, match=TOLD[what]):
+        check(InProcesses(face, options, at=at, what=what, settings=settings))
+
+
+# --- pools
 
 
 @pytest.mark.parametrize("cls", [Collector, AsyncBatchedCollector])
