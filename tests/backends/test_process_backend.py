@@ -1,4 +1,7 @@
-"""What is special about workers that are processes."""
+"""What is special about workers that are processes.
+
+Interrupts, and backends that are let go of, are tested with whole programs in ``tests/chaos``.
+"""
 
 import contextlib
 import gc
@@ -477,27 +480,6 @@ def test_what_came_while_this_process_was_suspended_is_found():
     assert out == "True\n"
 
 
-def test_ctrl_c_is_for_the_parent():
-    with Program(
-        """
-        backends = [ProcessBackend("forkserver"), ProcessBackend("spawn")]
-        workers = [backend.launch(0, Service) for backend in backends]
-        answers = [ask(*pair, "1") for pair in zip(backends, workers)]
-        try:
-            say(answers)
-            backends[0].wait()
-        except KeyboardInterrupt:
-            say("interrupted", [ask(*pair, "2") for pair in zip(backends, workers)])
-        for backend in backends:
-            backend.close()
-        """,
-        session=True,
-    ) as program:
-        assert program.line() == "[1, 1]"
-        os.killpg(program.process.pid, signal.SIGINT)
-        assert program.rest() == "interrupted [2, 2]\n"
-
-
 def test_an_interrupted_launch_confuses_nothing(backend, monkeypatch):
     """An answer that nobody waited for is not taken for another."""
     first = backend.launch(0, ScriptedService)
@@ -591,25 +573,6 @@ def test_workers_have_no_files_of_their_parent(tmp_path):
             links = [os.readlink(f) for f in Path(f"/proc/{worker.pid}/fd").iterdir()]
             assert str(tmp_path / "file") not in links
             backend.close()
-
-
-def test_a_backend_that_is_dropped_ends_its_workers():
-    out = run(
-        """
-        import gc, warnings
-        backend = ProcessBackend()
-        worker = backend.launch(0, Service)
-        ask(backend, worker, "1")
-        handle = os.pidfd_open(worker.pid)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            del backend, worker
-            gc.collect()
-        say(bool(select.select([handle], [], [], 300)[0]))
-    """,
-        finalize=True,
-    )
-    assert out == "True\n"
 
 
 # --- copies of the parent
