@@ -284,30 +284,24 @@ def test_an_error_with_one_connection_does_not_end_the_others(door, capfd):
     assert "trouble later" in said
 
 
-def test_strangers_do_not_delay_a_worker(door, monkeypatch):
-    """Not by saying nothing, nor garbage, nor half of a greeting; whatever they are waited for."""
+def test_strangers_neither_delay_a_worker_nor_take_many_descriptors(door, monkeypatch):
+    """Whether they say nothing, garbage, or half of a greeting; the first of many are dropped."""
     monkeypatch.setattr(listeners, "GREETING_SECONDS", 1000.0)
-    strangers = [door.stranger() for _ in range(36)]
-    for number, stranger in enumerate(strangers):
-        stranger.sendall([b"", os.urandom(20), os.urandom(64)][number % 3])
-    door.expect("worker")
-    door.connect("worker", timeout=PATIENCE)[0].close()
-    assert door.came.wait(PATIENCE)
-    for stranger in strangers:
-        stranger.close()
-
-
-def test_strangers_take_few_descriptors(door):
-    """They are dropped when others come, and a worker among them is let in."""
-    before = descriptors()
-    strangers = [door.stranger() for _ in range(5 * MOST_GUESTS)]
+    before, strangers = descriptors(), []
     try:
-        # The first were dropped.
-        assert all(one.recv(1) == b"" for one in strangers[: 4 * MOST_GUESTS])
+        for count in (36, 5 * MOST_GUESTS):
+            door.came.clear()
+            strangers += [door.stranger() for _ in range(count)]
+            for number, stranger in enumerate(strangers[-count:]):
+                # One that was dropped already can't be told anything.
+                with contextlib.suppress(OSError):
+                    stranger.sendall([b"", os.urandom(20), os.urandom(64)][number % 3])
+            door.expect(f"worker {count}")
+            door.connect(f"worker {count}")[0].close()
+            assert door.came.wait(PATIENCE)
         assert descriptors() - before <= len(strangers) + MOST_GUESTS
-        door.expect("worker")
-        door.connect("worker")[0].close()
-        assert door.came.wait(PATIENCE)
+        # The first of those that said nothing were dropped.
+        assert all(one.recv(1) == b"" for one in strangers[36 : 4 * MOST_GUESTS : 3])
     finally:
         for one in strangers:
             one.close()

@@ -55,7 +55,7 @@ class TestNetwork(BackendConformance):
     def test_a_message_that_is_read_after_the_death_comes_before_it(self, monkeypatch):
         """However long this process takes to read it, or was suspended."""
         monkeypatch.setattr(backend, "_LATE", 0)
-        worker, size = self.launch(), 200 << 20
+        worker, size = self.launch(), 32 << 20
         worker.send(("blow", size))
         worker.send(("vanish", 3))
         contents, _, death = self.end(worker)
