@@ -75,6 +75,7 @@ class Case:
         masks: True if there are action masks.
         failures: True if steps fail.
         lengths: lengths of the episodes; None for those of a script by default.
+        written: True if the user writes into batches.
     """
 
     face: str = "one"
@@ -88,6 +89,7 @@ class Case:
     masks: bool = False
     failures: bool = False
     lengths: tuple[int, ...] | None = None
+    written: bool = False
 
     @property
     def kind(self) -> Face:
@@ -184,6 +186,19 @@ class Choose(torch.nn.Module):
         return action, observation.clone()
 
 
+class Spoiling(Choose):
+    """Changes its input, and keeps it: nothing else may do so."""
+
+    kept: Any = (torch.zeros(0), torch.zeros(0))
+
+    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        assert torch.equal(*self.kept)
+        found = super().forward(observation)
+        observation += 1
+        self.kept = observation, observation.clone()
+        return found
+
+
 class Recurrent(torch.nn.Module):
     """Chooses actions in the same way, and counts its own steps."""
 
@@ -214,7 +229,8 @@ def policy_of(case: Case) -> Any:
     face, options = case.kind, case.options
     dims = 1 if options.frame_stack is None else 2
     one_hot = face.kind.agents is None
-    choose = Choose(dims, case.script.actions, one_hot, options.normalize_observations)
+    kind = Spoiling if case.policy == "spoiling" else Choose
+    choose = kind(dims, case.script.actions, one_hot, options.normalize_observations)
     keys = [face.key(name) for name in ("observation", "action", "seen")]
     if case.policy == "function":
         return choose
@@ -327,14 +343,39 @@ def check(case: Case) -> None:
         compare(case, [buffer[:]] if len(buffer) else [])
         return
     with collector_of(case) as collector:
+        if whole := case.delivery == "rows" and not case.options.exact_frames:
+            fake = collector.fake_tensordict()
         same = case.further.get("return_same_td")
-        found = [b.clone() if same else b for b in islice(collector, BATCHES)]
+        objects, found = set(), []
+        for batch in islice(collector, BATCHES):
+            objects.add(id(batch))
+            found.append(batch.clone() if same or case.written else batch)
+            if case.written:
+                overwrite(case, batch)
+        assert not same or len(objects) == 1
+        if whole:
+            assert layout(fake) == layout(found[0])
+            assert case.on_their_own or found[0].names[-1] == "time"
         if "trajs_per_batch" in DELIVERIES[case.delivery]:
             assert collector.stats()["trajectories"] == 3 * len(found)
         compare(case, found, collector.normalization)
 
 
+def overwrite(case: Case, batch: TensorDictBase) -> None:
+    """Writes into all memory of a batch. Whole trajectories share it with those that follow."""
+    for value in batch.values(True, True):
+        if not isinstance(value, StackedFrames):
+            value.fill_(1)
+        elif case.delivery not in WHOLE:
+            value.frames.fill_(1)
+
+
 # --- comparing
+
+
+def layout(batch: TensorDictBase) -> Any:
+    """Returns the names and sizes of the dimensions, and shape and dtype of each entry."""
+    return batch.names, batch.shape, {k: (v.shape, v.dtype) for k, v in batch.items(True, True)}
 
 
 class Ids:
@@ -433,7 +474,7 @@ def compare(
         check_frames(case, frames, batch.reshape(-1), ids)
     elif case.delivery == "rows":
         for batch in found:
-            parts = [batch] if case.place == "one" else list(batch)
+            parts = [batch] if case.place == "one" else parts_of(case, batch)
             for rows, part in zip(next(team), parts, strict=True):
                 check_rows(case, rows, part, ids)
         check_statistics(case, oracle, normalization)
@@ -446,6 +487,12 @@ def compare(
         compare_whole(case, found, [mine for (mine,) in islice(team, 60)], ids, count)
 
 
+def parts_of(case: Case, batch: TensorDictBase) -> list[TensorDictBase]:
+    """Returns the batches of workers, which ``cat_results`` has put together."""
+    dim = case.further.get("cat_results")
+    return list(batch) if dim is None else list(batch.chunk(WORKERS, dim))
+
+
 def compare_arrivals(
     case: Case, found: Sequence[TensorDictBase], ids: Ids, normalization: Normalization | None
 ) -> None:
@@ -456,7 +503,7 @@ def compare_arrivals(
     if case.delivery in ("buffer", "steps"):
         found = found[0].split(case.options.frames_per_batch)
     for batch in found:
-        parts = list(batch) if len(team.oracles) > 1 else [batch]
+        parts = parts_of(case, batch) if len(team.oracles) > 1 else [batch]
         frames = [one[one[MASK]] if case.delivery == "split" else one for one in parts]
         collect = [partial(arrived, case, *one) for one in zip(team.oracles, frames, strict=True)]
         for expected, part, one in zip(team.together(collect), parts, frames, strict=True):

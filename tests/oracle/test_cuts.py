@@ -16,7 +16,9 @@ from tests.oracle.comparing import (
     compare,
     compare_environments,
 )
+from trawl.collectors import Collector
 from trawl.data import StackedFrames
+from trawl.testing import NumberedEnv
 from trawl.testing.faces import FACES
 from trawl.testing.oracle import IDS, Options
 
@@ -73,6 +75,13 @@ def test_a_collector_ends_at_every_frame(face) -> None:
         assert sum(int((batch[IDS] >= 0).sum()) for batch in found) == count
 
 
+def test_no_step_is_taken_beyond_the_end() -> None:
+    env = NumberedEnv()
+    with Collector(env, frames_per_batch=10, total_frames=13, exact_frames=True) as collector:
+        assert [len(batch) for batch in collector] == [10, 3]
+    assert len(env.actions) == 13
+
+
 @pytest.mark.parametrize("place", ["sync", "async"])
 @pytest.mark.parametrize("face", TOLD_APART)
 def test_workers_end_at_every_frame(face, place) -> None:
@@ -122,9 +131,19 @@ def test_an_interrupted_batch_ends_at_any_step_and_the_next_one_goes_on(face) ->
             assert check_frames(case, found) == collector.stats()["frames"]
 
 
-@pytest.mark.parametrize("delivery", ["rows", "padded", "cat"])
-def test_workers_that_are_interrupted_lose_no_frame(delivery) -> None:
-    case = exact("list", 12, 90, place="sync_processes", delivery=delivery)
+@pytest.mark.parametrize(
+    ("delivery", "how", "shape"),
+    [
+        ("rows", "stack", (2, 3)),
+        ("rows", 0, (6,)),
+        ("rows", -1, (3,)),
+        ("padded", "stack", None),
+        ("cat", "stack", None),
+    ],
+)
+def test_workers_that_are_interrupted_lose_no_frame(delivery, how, shape) -> None:
+    further = {"cat_results": how}
+    case = exact("list", 12, 90, place="sync_processes", delivery=delivery, further=further)
     with collector_of(case, preemptive_threshold=0.5) as collector:
         batches = list(collector)
         assert collector.stats()["frames"] == 90
@@ -132,3 +151,4 @@ def test_workers_that_are_interrupted_lose_no_frame(delivery) -> None:
         # Whole trajectories that were not enough for a batch, and what was left of each.
         waiting = collector.stats()["trajectories_waiting"] if delivery != "rows" else 0
         assert 90 - count <= (4 * (waiting + 6) if delivery != "rows" else 0)
+    assert shape is None or {batch.shape[:-1] for batch in batches} == {shape}

@@ -32,7 +32,7 @@ FACTORS: dict[str, list[Any]] = {
     "face": list(KINDS),
     "place": ["one", "sync", "async", "sync_messages", "ready", "ready_sync"],
     "delivery": list(DELIVERIES),
-    "policy": ["module", "function", "tensordict", "recurrent"],
+    "policy": ["module", "function", "tensordict", "recurrent", "spoiling"],
     "frames_per_batch": [12, 3, 27],
     "exact": [False, True],
     "limit": [None, 2],
@@ -48,7 +48,10 @@ FACTORS: dict[str, list[Any]] = {
     "levels": [False, True, "late"],
     "masks": [False, True],
     "failures": [False, True],
-    "memory": [None, "use_buffers=False", "return_same_td", "ahead"],
+    "memory": [
+        *(None, "written", "use_buffers=False", "return_same_td"),
+        *("ahead", "joined", "joined in time"),
+    ],
 }
 
 
@@ -87,6 +90,8 @@ def case_of(chosen: dict[str, Any]) -> Case:
         "use_buffers=False": {"use_buffers": False},
         "return_same_td": {"return_same_td": True},
         "ahead": {"prefetch": 1},
+        "joined": {"cat_results": 0},
+        "joined in time": {"cat_results": -1},
     }
     return Case(
         chosen["face"],
@@ -99,6 +104,7 @@ def case_of(chosen: dict[str, Any]) -> Case:
         late=chosen["levels"] == "late",
         masks=chosen["masks"],
         failures=chosen["failures"],
+        written=chosen["memory"] == "written",
     )
 
 
@@ -151,7 +157,8 @@ def allowed(case: dict[str, Any]) -> bool:
         own and workers and chosen["set_truncated"] and (delivery != "rows" or place == "async"),
         own and workers and late and normalize,
         face in POOLS and place == "ready_sync",
-        chosen["memory"] == "ahead" and not place.startswith("sync"),
+        chosen["memory"] in FACTORS["memory"][4:] and not place.startswith("sync"),
+        str(chosen["memory"]).startswith("joined") and delivery == "split",
         own and (whole or delivery == "split") and normalize,
         ((own and whole) or face in POOLS) and chosen["reset_at_each_iter"],
         ready and not has_rows(face) and face not in POOLS,
@@ -205,6 +212,13 @@ def test_delivered_is_what_the_oracle_says(chosen) -> None:
     if case.kind.needs:
         pytest.importorskip(case.kind.needs)
     check(case)
+
+
+@pytest.mark.parametrize("face", ["one", "list", "tensors_disabled", "late_same_step"])
+@pytest.mark.parametrize("further", [{}, {"compile_policy": {"backend": "eager"}}], ids=str)
+def test_batches_may_be_longer_than_a_chunk(face, further) -> None:
+    """A compiled policy reads stacks in both, too."""
+    check(Case(face, Options(1620, frame_stack=3), further={"storing_device": "cpu", **further}))
 
 
 @st.composite
