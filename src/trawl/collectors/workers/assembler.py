@@ -219,7 +219,8 @@ class BatchAssembler:
         self, batches: Sequence[TensorDictBase], version: int | str | None
     ) -> TensorDictBase:
         """Combines batches that are outside this assembler's memory, one from each worker."""
-        return self._stamped(self._joined(dict(enumerate(batches))), version)
+        joined = self._joined(dict(enumerate(batches)))
+        return joined if self._ready[0].versioned else self._stamped(joined, version)
 
     def assemble(self, parts: Sequence[WorkerBatch]) -> TensorDictBase:
         """Combines batches that are sorted by worker; batches of some workers may be missing."""
