@@ -88,29 +88,22 @@ def test_frames_and_trajectories_are_counted(make: Any) -> None:
     assert counts(collector) == expected(35, lanes) | {PENDING: 0}
 
 
+#: What is written of 35 steps of an environment, by the options.
+WRITTEN: list[tuple[dict[str, Any], int]] = [
+    ({"replay_write_mode": "rollout"}, 35),
+    ({"replay_write_mode": "trajectory"}, 31),
+    ({"postproc": lambda batch: batch.reshape(-1)[::7]}, 5),
+    ({"extend_buffer": False}, 35),
+]
+
+
 @EVERYWHERE
-@pytest.mark.parametrize(
-    ("options", "written"),
-    [
-        ({"replay_write_mode": "rollout"}, 35),
-        ({"replay_write_mode": "trajectory"}, 31),
-        ({"postproc": lambda batch: batch.reshape(-1)[::7]}, 5),
-    ],
-    ids=["rollout", "trajectory", "postproc"],
-)
-def test_what_is_written_is_counted(make: Any, options: Any, written: int) -> None:
-    lanes, buffer = MAKERS[make], Buffer()
-    with make(total_frames=35 * lanes, replay_buffer=buffer, **options) as collector:
-        list(collector)
-        assert counts(collector) == expected(35, lanes, written)
-
-
-@pytest.mark.parametrize("make", [single, batched], ids=lambda make: make.__name__)
-def test_single_steps_that_are_written_are_counted(make: Any) -> None:
-    lanes, buffer = MAKERS[make], Buffer()
-    with make(total_frames=35 * lanes, replay_buffer=buffer, extend_buffer=False) as collector:
-        list(collector)
-        assert counts(collector) == expected(35, lanes, 35)
+def test_what_is_written_is_counted(make: Any) -> None:
+    lanes = MAKERS[make]
+    for options, written in WRITTEN:
+        with make(total_frames=35 * lanes, replay_buffer=Buffer(), **options) as collector:
+            list(collector)
+            assert counts(collector) == expected(35, lanes, written)
 
 
 def test_whole_trajectories_that_wait_are_not_pending() -> None:
@@ -131,9 +124,6 @@ def test_resets_drop_the_frames_of_unfinished_trajectories(make: Any) -> None:
         collector.next()
         collector.set_seed(3)
         assert counts(collector)[PENDING] == 0
-
-
-def test_a_reset_of_some_environments_drops_their_frames_alone() -> None:
     with batched(total_frames=28) as collector:
         collector.next()
         collector.reset(index=0)
@@ -176,19 +166,13 @@ def test_states_without_counts_have_the_frames() -> None:
     assert found == dict.fromkeys((*CUMULATIVE, PENDING), 0) | {"stepped_frames": 7}
 
 
-@pytest.mark.parametrize(
-    ("make", "collect"),
-    [
-        (single, lambda collector: collector.rollout()),
-        (sync, lambda collector: collector.map_fn("rollout")),
-    ],
-)
-def test_frames_of_a_rollout_are_counted_as_taken(make: Any, collect: Any) -> None:
-    with make() as collector:
-        collector.next()
-        collect(collector)
-        assert counts(collector) == expected(14, MAKERS[make])
-        assert collector.stats()["frames"] == 7 * MAKERS[make]
+def test_frames_of_a_rollout_are_counted_as_taken() -> None:
+    for make in (single, sync):
+        with make() as collector:
+            collector.next()
+            collector.rollout() if make is single else collector.map_fn("rollout")
+            assert counts(collector) == expected(14, MAKERS[make])
+            assert collector.stats()["frames"] == 7 * MAKERS[make]
 
 
 def test_statistics_of_each_worker_have_the_counts() -> None:

@@ -12,7 +12,7 @@ from collector_parts import Buffer, by_step
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from trawl.collectors import Collector
-from trawl.envs import GymEnv, ParallelEnv, SerialEnv, TorchVectorEnv
+from trawl.envs import GymEnv, SerialEnv, TorchVectorEnv
 from trawl.rollout.restarts import MOST_FAILURES
 from trawl.testing import FaultyEnv, NumberedEnv, NumberedTorchEnv, RaggedEnv
 
@@ -39,7 +39,6 @@ class Plan:
     steps: tuple[int, ...] = ()
     resets: tuple[int, ...] = ()
     lengths: tuple[int, ...] = (3,)
-    ends: tuple[str, ...] = ("terminated",)
 
     def maker(self, kind=NumberedEnv):
         return Maker(self, kind)
@@ -61,7 +60,7 @@ class Maker:
 def flaky(kind):
     class Flaky(kind):
         def __init__(self, plan, index):
-            super().__init__(plan.lane + 10 * index, lengths=plan.lengths, ends=plan.ends)
+            super().__init__(plan.lane + 10 * index, lengths=plan.lengths)
             self.fails_at = plan.steps[index] if index < len(plan.steps) else -1
             self.no_reset = plan.resets[index] if index < len(plan.resets) else -1
             self.was_closed = self.broken = False
@@ -168,20 +167,6 @@ class FailingTensors(NumberedTorchEnv):
         return super().reset(seed=seed, options=options)
 
 
-@pytest.mark.parametrize(
-    "make", [NumberedEnv, RaggedEnv, lambda: of_torchrl(NumberedEnv()), lambda: tensors([])]
-)
-def test_the_mask_is_there_without_failures(make):
-    with Collector(make, frames_per_batch=12, on_env_error="restart") as collector:
-        batch, fake = collector.next(), collector.fake_tensordict()
-        assert batch[MASK].all()
-        assert collector.stats()["env_restarts"] == 0
-        assert set(fake.keys(True, True)) == set(batch.keys(True, True))
-    with Collector(make, frames_per_batch=12) as collector:
-        assert MASK not in collector.next().keys(True)
-        assert "env_restarts" not in collector.stats()
-
-
 def tensors(calls, **more):
     return TorchVectorEnv(FailingTensors(calls, **more))
 
@@ -219,24 +204,6 @@ def test_a_failed_reset_of_tensors_ends_the_episodes_after_their_step():
     assert (last["observation"][..., 2] == steps + 1).all()
 
 
-@FAILS
-def test_seeds_of_rebuilt_environments_of_tensors_are_part_of_the_state():
-    make = partial(tensors, [], steps=(2,))
-    with Collector(make, frames_per_batch=24, on_env_error="restart") as collector:
-        collector.set_seed(1)
-        collector.next()
-        env = collector.env
-        state = env.capture()
-        before = env._rebuilds
-        env.rebuild()
-        seed = env._seed
-        env.begin(None)
-        env.restore(state)
-        assert env._rebuilds == before == 1
-        env.rebuild()
-        assert env._seed == seed
-
-
 @KINDS
 @FAILS
 def test_good_steps_in_between_end_the_count(kind):
@@ -248,34 +215,30 @@ def test_good_steps_in_between_end_the_count(kind):
     assert all(env.was_closed for env in maker.made[:-1])
 
 
+def again(maker, then):
+    """A function that makes an environment of a plan, and does something else after that."""
+    return lambda: then() if maker.made else maker()
+
+
+def raises():
+    raise OSError("no more licences")
+
+
 @KINDS
 def test_an_error_of_building_anew_comes_with_the_first_one(kind):
-    maker = Plan(steps=(2,)).maker(kind)
-
-    def make():
-        if maker.made:
-            raise OSError("no more licences")
-        return maker()
-
-    with Collector(make, by_step(), frames_per_batch=4, on_env_error="restart") as collector:
-        with pytest.raises(Broken, match="step 2") as caught:
-            collector.next()
-        assert isinstance(caught.value.__cause__, OSError)
-        assert (
-            "could not be rebuilt after this error: OSError: no more" in caught.value.__notes__[0]
-        )
-        assert collector.closed
-
-
-@KINDS
-def test_a_first_reset_that_fails_is_an_error_of_building_anew(kind):
-    maker = Plan(steps=(2,), resets=(-1, 0)).maker(kind)
-    with (
-        Collector(maker, by_step(), frames_per_batch=4, on_env_error="restart") as collector,
-        pytest.raises(Broken, match="step 2") as caught,
+    for resets, then, cause in (
+        ((), raises, "no more licences"),
+        ((-1, 0), None, "reset 0"),
+        ((), lambda: gymnasium.make("Pendulum-v1"), "was made again with full_observation_spec"),
     ):
-        collector.next()
-    assert str(caught.value.__cause__) == "reset 0"
+        maker = Plan(steps=(2,), resets=resets).maker(kind)
+        made = again(maker, then or maker)
+        with Collector(made, by_step(), frames_per_batch=4, on_env_error="restart") as collector:
+            with pytest.raises(Broken, match="step 2") as caught:
+                collector.next()
+            assert cause in str(caught.value.__cause__)
+            assert "could not be rebuilt after this error: " in caught.value.__notes__[0]
+            assert collector.closed
 
 
 @pytest.mark.parametrize(
@@ -289,18 +252,6 @@ def test_a_function_that_gives_the_same_object_again_is_refused(env):
         collector.next()
     told = [str(caught.value.__cause__), *getattr(caught.value, "__notes__", [])]
     assert "returned the same object again" in "".join(told)
-
-
-def test_another_sort_of_environment_is_refused():
-    kinds = iter([lambda: FaultyEnv(2, Broken()), lambda: gymnasium.make("Pendulum-v1")])
-    with (
-        Collector(
-            lambda: next(kinds)(), by_step(), frames_per_batch=4, on_env_error="restart"
-        ) as collector,
-        pytest.raises(Broken) as caught,
-    ):
-        collector.next()
-    assert "was made again with full_observation_spec" in str(caught.value.__cause__)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
@@ -364,9 +315,7 @@ def test_ids_and_functions_of_every_sort_are_built_anew(source):
         assert not (collector.next()["observation"] == batch["observation"]).all()
         collector.set_seed(1)
         assert (collector.next()["observation"] == batch["observation"]).all()
-
-
-def test_arguments_of_the_environment_are_used_again():
+    # So are their arguments.
     options = {"create_env_kwargs": {"frame_skip": 2, "max_episode_steps": 7}}
     with Collector("CartPole-v1", frames_per_batch=8, on_env_error="restart", **options) as one:
         (part,) = one.env.parts
@@ -398,25 +347,14 @@ def test_what_is_built_anew_is_seeded_from_the_same_seed(kind):
     assert seeds_of(kind, None) == [[None] * 4] * 2
 
 
-@pytest.mark.parametrize("many", [False, True])
 @FAILS
-def test_a_replay_buffer_gets_frames_only(many):
-    plans = [Plan(0, (0, 2, 0, 0)), Plan(1, (3,))][: 1 + many]
-    for extend in (True, False):
-        buffer = Buffer()
-        makers = [plan.maker() for plan in plans]
-        collect(
-            makers if many else makers[0],
-            10 * len(plans),
-            2,
-            replay_buffer=buffer,
-            extend_buffer=extend,
-        )
-        count = 20 * len(plans) - 4 - many
-        assert len(buffer) == count
-        frames = buffer.content()
-        before, after = frames["observation"][:, 3], frames["next", "observation"][:, 3]
-        assert (after == before + 1).all()
+def test_single_steps_in_a_buffer_are_frames_only():
+    buffer = Buffer()
+    makers = [Plan(0, (0, 2, 0, 0)).maker(), Plan(1, (3,)).maker()]
+    collect(makers, 20, 2, replay_buffer=buffer, extend_buffer=False)
+    assert len(buffer) == 40 - 5
+    frames = buffer.content()
+    assert (frames["next", "observation"][:, 3] == frames["observation"][:, 3] + 1).all()
 
 
 @FAILS
@@ -457,31 +395,3 @@ def test_processes_of_a_vector_environment_are_replaced(kind):
     assert batch["observation"][:, :, 3].tolist() == [[0, 1, 2, 3, 0, 1]] * 2
     assert stats["env_restarts"] == 1
     assert not any(process.is_alive() for env in made for process in env.processes)
-
-
-# --- processes with several environments
-
-
-class DiesOnce(NumberedEnv):
-    """Environment whose process ends in a step, unless the file is there that it leaves."""
-
-    def __init__(self, mark):
-        super().__init__()
-        self._mark = mark
-
-    def step(self, action):
-        if len(self.actions) == 4 and not self._mark.exists():
-            self._mark.touch()
-            os._exit(3)
-        return super().step(action)
-
-
-def test_each_environment_of_a_process_that_dies_is_counted(tmp_path):
-    dies = partial(DiesOnce, tmp_path / "mark")
-    env = ParallelEnv(
-        5, [NumberedEnv, dies, NumberedEnv, NumberedEnv, NumberedEnv], envs_per_worker=2
-    )
-    with Collector(env, frames_per_batch=100, on_env_error="restart") as collector:
-        with pytest.warns(RuntimeWarning, match="exited with status 3") as caught:
-            collector.next()
-        assert collector.stats()["env_restarts"] == len(caught) == 2

@@ -36,17 +36,6 @@ def pendulum(cls=Collector, policy=None, **options):
     return cls("Pendulum-v1", policy or module(), frames_per_batch=10, **options)
 
 
-def test_paths_are_given_by_their_documented_names():
-    with make(total_frames=10) as collector:
-        assert collector.map_fn(method_name="get_policy_version") == [None, None]
-        assert collector.get_distant_attr(attr="worker_idx") == [0, 1]
-        assert collector.cascade_execute(attr_path="num_workers") == 2
-        assert collector.getattr_env(attr="batch_size") == torch.Size([])
-    with Collector(NumberedEnv(0), frames_per_batch=4, replay_buffer=[]) as collector:
-        assert collector.getattr_rb(attr="__len__")() == 0
-        assert collector.getattr_env(attr="batch_size") == torch.Size([])
-
-
 def test_attributes_of_a_collector():
     policy = module()
     with pendulum(policy=policy, track_policy_version=True, total_frames=20) as collector:
@@ -63,14 +52,8 @@ def test_attributes_of_a_collector():
         assert collector.policy_weights.is_empty()
         assert collector.get_weights_fn is None
         assert collector.policy_version_tracker is None
-
-
-def test_a_compiled_policy_says_so():
     with pendulum(compile_policy=True) as collector:
         assert collector.compiled_policy
-
-
-def test_schemes_can_be_read():
     scheme = SharedMemWeightSyncScheme()
     with pendulum(MultiSyncCollector, weight_sync_schemes={"policy": scheme}) as collector:
         assert dict(collector.weight_sync_schemes) == {"policy": scheme}
@@ -78,8 +61,9 @@ def test_schemes_can_be_read():
         assert collector._receiver_schemes == {}
 
 
-@pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize("method", ["inline", "messages"])
+@pytest.mark.parametrize(
+    ("cls", "method"), [(MultiSyncCollector, "inline"), (MultiAsyncCollector, "messages")]
+)
 def test_weights_that_workers_were_sent(cls, method):
     policy = module()
     with make(cls, create_env_fn=["Pendulum-v1"] * 2, policy=policy, start_method=method) as one:
@@ -91,9 +75,7 @@ def test_weights_that_workers_were_sent(cls, method):
         one.update_policy_weights_()
         assert torch.equal(one.get_cached_weights("policy")["module", "weight"], before + 1)
         assert one.get_cached_weights("critic") is None
-
-
-def test_there_are_no_weights_of_what_is_no_module():
+    # There are none of what is no module.
     with pendulum(MultiSyncCollector, lambda observation: observation[..., :1]) as collector:
         assert collector.get_cached_weights("policy") is None
 
@@ -133,9 +115,7 @@ def test_the_class_of_an_updater_makes_one_for_the_policy():
         collector.update_policy_weights_(filled(1.0))
         assert isinstance(collector.weight_updater, VanillaWeightUpdater)
         assert torch.equal(policy.module.weight, torch.ones(1, 3))
-
-
-def test_the_class_of_an_updater_may_have_no_use_for_the_policy():
+    # It may have no use for it.
     seen = []
     with pytest.warns(DeprecationWarning, match="weight updaters are deprecated"):
 
@@ -144,7 +124,6 @@ def test_the_class_of_an_updater_may_have_no_use_for_the_policy():
             def from_policy(cls, policy):
                 seen.append(policy)
 
-    policy = module()
     with pendulum(MultiSyncCollector, policy, weight_updater=Own) as collector:
         assert type(collector.weight_updater) is Own
         assert seen == [policy]
@@ -161,15 +140,6 @@ def test_options_of_a_profile():
     assert ProfileConfig().get_save_path(2) == Path("collector_profile_2.json")
     assert config.get_activities() == [torch.profiler.ProfilerActivity.CPU]
     assert torch.profiler.ProfilerActivity.CPU in ProfileConfig().get_activities()
-
-
-def test_a_profile_takes_its_options_in_order(tmp_path):
-    with make(total_frames=40) as collector:
-        collector.enable_profile([1], 2, 1, str(tmp_path / "{worker_idx}.json"))
-        assert collector.profile_config.num_rollouts == 2
-        for _ in collector:
-            pass
-    assert [path.name for path in tmp_path.iterdir()] == ["1.json"]
 
 
 # --- pauses

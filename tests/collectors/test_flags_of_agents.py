@@ -43,13 +43,11 @@ def truncated(plain):
 @pytest.mark.parametrize(
     ("kind", "frames", "place"),
     [
-        (walkers, 2, "alone"),
         (walkers, 3, "list"),
         (walkers, 5, "worker"),
         (walkers, 6, "alone"),
         (turns, 3, "alone"),
         (turns, 5, "list"),
-        (turns, 4, "worker"),
     ],
 )
 def test_a_batch_end_truncates_the_agents_that_are_not_done(kind, frames, place):

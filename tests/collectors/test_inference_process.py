@@ -1,11 +1,8 @@
 """AsyncBatchedCollector whose policy has a process of its own, and workers that run one."""
 
-import math
 import os
 import select
 import threading
-import warnings
-from contextlib import nullcontext
 from functools import partial
 
 import psutil
@@ -13,23 +10,18 @@ import pytest
 import torch
 from collector_parts import Chooses
 from tensordict.nn import TensorDictModule
-from test_async_batched import Constant, Dies, ledger_of, makers
+from test_async_batched import Constant, ledger_of, makers
 
 from trawl.collectors import (
     AsyncBatchedCollector,
     Collector,
-    MultiAsyncCollector,
     MultiSyncCollector,
 )
-from trawl.testing import NumberedEnv
 
 LOCK = threading.Lock()
 
 
-def numbered(count=4, frames=50, together=False, **options):
-    """Makes a collector; ``together``: the policy waits for all environments."""
-    if together:
-        options.update(min_batch_size=count, server_timeout=math.inf)
+def numbered(count=4, frames=50, **options):
     options.setdefault("policy", Chooses())
     options.setdefault("env_backend", "threading")
     options.setdefault("policy_backend", "multiprocessing")
@@ -79,35 +71,17 @@ def test_frames_have_the_version_that_chose_their_action():
         assert collector.policy_version_tracker.version == 15
 
 
-@pytest.mark.parametrize(
-    ("place", "most"), [("threading", 0), ("multiprocessing", 1), ("threading", 2)]
-)
-def test_no_frame_is_older_than_the_maximum_lag(place, most):
+def test_no_frame_is_older_than_the_maximum_lag():
     ledger = ledger_of(6)
-    with numbered(
-        6, 8, policy_backend=place, max_policy_lag=most, total_frames=200, server_timeout=0
-    ) as collector:
+    with numbered(6, 8, max_policy_lag=1, total_frames=200, server_timeout=0) as collector:
         for batch in collector:
             ledger.add(batch)
-            assert collector.policy_version_tracker.version - batch["policy_version"].min() <= most
+            assert collector.policy_version_tracker.version - batch["policy_version"].min() <= 1
             collector.update_policy_weights_()
     assert ledger.frames == 200
 
 
 # --- failures
-
-
-def test_an_environment_whose_process_dies_is_restarted():
-    options = {"policy": Chooses(), "frames_per_batch": 30, "policy_backend": "multiprocessing"}
-    # The policy waits for both, so that the other one does not make all frames on its own.
-    options |= {"min_batch_size": 2, "server_timeout": math.inf}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        with AsyncBatchedCollector(
-            [NumberedEnv, Dies], on_env_error="restart", total_frames=90, **options
-        ) as collector:
-            assert sum(map(len, collector)) == 90
-            assert collector.stats()["env_restarts"] >= 1
 
 
 def pids(policy_writes):
@@ -173,30 +147,19 @@ def test_subclasses_act_in_this_process():
 # --- workers that run one
 
 
-@pytest.mark.parametrize(("cls", "total"), [(MultiSyncCollector, 130), (MultiAsyncCollector, 160)])
-def test_the_budget_of_such_workers_is_rounded_up_to_full_batches(cls, total):
-    ledger = ledger_of(4)
+def test_the_budget_of_such_workers_is_rounded_up_to_full_batches():
     every = makers(4)
-    expected = nullcontext()
-    if total % 40:
-        expected = pytest.warns(UserWarning, match=f"total_frames={total} is not a multiple of .*")
-    with expected:
-        collector = cls(
+    with pytest.warns(UserWarning, match="total_frames=130 is not a multiple of .*"):
+        collector = MultiSyncCollector(
             [every[:2], every[2:]],
             Chooses(),
             collector_class=AsyncBatchedCollector,
             frames_per_batch=40,
-            total_frames=total,
-            track_policy_version=True,
+            total_frames=130,
         )
     with collector:
-        for batch in collector:
-            for part in batch if cls.sync else [batch]:
-                assert set(part["env_index"].tolist()) <= {0, 1}
-                assert part["policy_version"].shape == part.shape
-                ledger.add(part)
+        assert sum(batch.numel() for batch in collector) == 160
         assert collector.stats()["frames"] == 160
-    assert ledger.frames == 160
 
 
 def test_workers_that_a_backend_chooses():

@@ -12,7 +12,7 @@ import numpy as np
 import nursery
 import pytest
 
-from trawl import Collector, MultiAsyncCollector, MultiSyncCollector
+from trawl import MultiAsyncCollector, MultiSyncCollector
 from trawl.backends.processes.handle import ServerHandle
 from trawl.errors import WorkerError
 from trawl.testing import Ledger, NumberedEnv
@@ -114,24 +114,6 @@ def test_a_group_of_exceptions_is_a_group():
             collector.next()
         assert isinstance(caught.value, WorkerError)
         assert [type(error) for error in caught.value.exceptions] == [ValueError, KeyError]
-
-
-class Unclosable(NumberedEnv):
-    def close(self):
-        raise OSError("it is stuck")
-
-
-@pytest.mark.parametrize("cls", [Collector, MultiSyncCollector, MultiAsyncCollector])
-def test_an_environment_that_can_not_be_closed_is_told_of(cls):
-    options = {"frames_per_batch": 20} if cls is Collector else OPTIONS
-    collector = cls(Unclosable, **options)
-    collector.next()
-    with pytest.raises(OSError, match="it is stuck"):
-        collector.shutdown()
-    assert collector.closed
-    quiet = cls(Unclosable, **options)
-    quiet.shutdown(raise_on_error=False)
-    assert quiet.closed
 
 
 # --- environments that fork

@@ -3,15 +3,11 @@
 import os
 import select
 import signal
-from functools import partial
 
 import gymnasium
 import pytest
-from gymnasium.vector import SyncVectorEnv
 
 from tests.oracle.continuing import (
-    Pickled,
-    Walk,
     assert_continues,
     equal,
     following,
@@ -20,7 +16,6 @@ from tests.oracle.continuing import (
     saved,
 )
 from trawl.collectors import Collector
-from trawl.envs import ParallelEnv
 from trawl.envs.capture import capture, check_state, restore
 from trawl.errors import EnvStateError
 
@@ -72,13 +67,6 @@ def test_the_state_of_others_is_refused(make, match):
         env.restore(state)
     assert str(env.capture()) == str(before)
     first.close(), env.close()
-
-
-def test_ways_are_told():
-    env = ParallelEnv(2, [partial(SyncVectorEnv, [Walk, Pickled])] * 2)
-    env.reset()
-    assert env.state_methods == ["attributes", "pickle"] * 2
-    env.close()
 
 
 def test_members_of_other_libraries_are_captured_by_their_methods():
