@@ -1,39 +1,95 @@
+"""Batches of a collector in one process: their layout, and what options make of them."""
+
 import gymnasium
 import numpy as np
 import pytest
 import torch
-from collector_parts import batches, choose_by_step, first_batch
+from collector_parts import Buffer, Scorer, by_step, choose_by_step, first_batch, keys, layout
 from gymnasium import spaces
+from tensordict import TensorDict
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     TensorDictModule,
 )
+from torch import nn
 from torch.distributions import OneHotCategorical
 
 from trawl import ExplorationType, exploration_type, set_exploration_type
 from trawl.collectors import Collector, MultiSyncCollector
 from trawl.envs import GymEnv
-from trawl.testing import NumberedEnv
+from trawl.testing import Ledger, NumberedEnv, SelfResettingVectorEnv
 
-# --- how environments are made
+TRAJ_IDS = ("collector", "traj_ids")
 
-
-def test_create_env_kwargs_reach_the_environment_of_an_id():
-    batch = first_batch(
-        "CartPole-v1", frames_per_batch=4, create_env_kwargs={"categorical_action_encoding": True}
-    )
-    assert batch["action"].shape == (4,)
+# --- the layout
 
 
-# --- episodes
+def test_a_batch_has_the_documented_keys_shapes_and_dtypes():
+    options = {"max_frames_per_traj": 5, "auto_register_policy_transforms": True}
+    options |= {"frames_per_batch": 12, "track_policy_version": True}
+    batch = first_batch(NumberedEnv(), **options)
+    flag, count, version = ((12, 1), torch.bool), ((12, 1), torch.int64), ((12,), torch.int64)
+    assert layout(batch) == {
+        "observation": ((12, 5), torch.float32),
+        "action": ((12, 4), torch.int64),
+        "done": flag,
+        "terminated": flag,
+        "truncated": flag,
+        ("next", "observation"): ((12, 5), torch.float32),
+        ("next", "reward"): ((12, 1), torch.float32),
+        ("next", "done"): flag,
+        ("next", "terminated"): flag,
+        ("next", "truncated"): flag,
+        TRAJ_IDS: ((12,), torch.int64),
+        "is_init": flag,
+        ("next", "is_init"): flag,
+        "step_count": count,
+        ("next", "step_count"): count,
+        "policy_version": version,
+        ("next", "policy_version"): version,
+    }
+    assert batch.batch_size == (12,)
+    assert batch.names == ["time"]
+    weights = TensorDictModule(nn.Linear(3, 1), in_keys=["observation"], out_keys=["action"])
+    batch = first_batch("Pendulum-v1", weights, frames_per_batch=5)
+    assert isinstance(batch, TensorDict)
+    assert not batch.is_locked
+    assert not any(value.requires_grad for value in batch.values(True, True))
+    assert batch.device is None
 
 
-def test_a_single_environment_may_have_observations_without_dimensions():
-    batch = first_batch(
-        GymEnv("FrozenLake-v1", categorical_action_encoding=True), frames_per_batch=4
-    )
-    assert batch["observation"].shape == batch["action"].shape == (4,)
+def test_a_rollout_is_neither_counted_nor_processed():
+    events = []
+    with Collector(
+        NumberedEnv(),
+        frames_per_batch=4,
+        total_frames=8,
+        pre_collect_hook=lambda: events.append("pre"),
+        postproc=lambda batch: batch.exclude("done"),
+    ) as collector:
+        assert "done" in keys(collector.rollout())
+        assert events == ["pre"]
+        assert collector.stats()["frames"] == 0
+        assert len(list(collector)) == 2
+
+
+def test_a_fake_batch_is_processed_as_a_real_one_and_disturbs_nothing():
+    ledger = Ledger([NumberedEnv()])
+    with Collector(
+        NumberedEnv(),
+        by_step(),
+        frames_per_batch=6,
+        set_truncated=True,
+        postproc=lambda batch: batch.set("more", torch.ones(batch.shape)),
+    ) as collector:
+        for _ in range(3):
+            fake, real = collector.fake_tensordict(), next(iter(collector))
+            assert layout(fake) == layout(real)
+            assert fake["next", "truncated"][:, 0].tolist() == [False] * 5 + [True]
+            real["next", "truncated"][-1] = real["next", "done"][-1] = False
+            ledger.add(real)
+    assert ledger.frames == 18
 
 
 class Counting(gymnasium.Env):
@@ -81,6 +137,9 @@ def test_an_observation_called_env_index_is_the_environments_own(made, source, m
         assert next(iter(collector))["x"][:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6] * 2
 
 
+# --- resets, seeds and states
+
+
 def test_a_batch_does_not_begin_anew_twice():
     with Collector(
         NumberedEnv(lengths=[100]), frames_per_batch=4, reset_at_each_iter=True
@@ -88,76 +147,96 @@ def test_a_batch_does_not_begin_anew_twice():
         next(iter(collector))
         collector.reset()
         assert NumberedEnv.numbers(next(iter(collector)))[:, 1].tolist() == [1] * 4
+    with (
+        Collector([NumberedEnv, NumberedEnv], frames_per_batch=4) as collector,
+        pytest.raises(IndexError, match=r"index 5 is out of bounds.* size 2"),
+    ):
+        collector.reset(5)
 
 
-def test_starts_of_episodes_are_marked_for_a_policy_that_reads_them():
-    def choose(observation, is_init):
-        return choose_by_step(observation + is_init)
+def test_the_first_frame_after_a_seed_is_the_environments():
+    env = gymnasium.make("Pendulum-v1")
+    first, _ = env.reset(seed=9)
+    with Collector("Pendulum-v1", frames_per_batch=2) as collector:
+        before = next(iter(collector))
+        collector.set_seed(9)
+        batch = next(iter(collector))
+    assert np.array_equal(batch["observation"][0].numpy(), first)
+    second, reward, *_ = env.step(batch["action"][0].numpy())
+    env.close()
+    assert np.array_equal(batch["next", "observation"][0].numpy(), second)
+    assert batch["next", "reward"][0].item() == pytest.approx(reward, rel=1e-6)
+    # Without a seed, batches differ.
+    other = first_batch("Pendulum-v1", frames_per_batch=2)
+    assert not torch.equal(other["observation"], before["observation"])
+    assert not torch.equal(other["action"], before["action"])
 
-    policy = TensorDictModule(choose, in_keys=["observation", "is_init"], out_keys=["action"])
-    batch = first_batch(NumberedEnv(lengths=[3]), policy, frames_per_batch=6)
-    assert batch["is_init"][:, 0].tolist() == [True, False, False] * 2
-    assert NumberedEnv.action_numbers(batch).tolist() == [1, 1, 2] * 2
+
+def test_a_state_says_what_was_done():
+    options = {"frames_per_batch": 5, "total_frames": 20, "track_policy_version": True}
+    with Collector(NumberedEnv(), Scorer(2), **options) as collector:
+        next(iter(collector))
+        collector.increment_version()
+        state = collector.state_dict()
+        strange = state | {"policy_state_dict": {"other": torch.zeros(4)}}
+        with pytest.raises(RuntimeError, match=r'Missing key.*"scores".*\n.*Unexpected.*"other"'):
+            collector.load_state_dict(strange)
+    assert (state["frames"], state["iter"], state["policy_version"]) == (5, 1, 1)
+    # Weights are named as in the user's policy.
+    assert set(state["policy_state_dict"]) == set(Scorer().state_dict())
+    assert state["policy_state_dict"]["scores"].tolist() == [0, 0, 1, 0]
+    assert state["env_state_dict"] == {}
+    assert int(state["traj_pool"]["traj_id"]) == 2
+
+
+def test_ids_are_not_used_again_in_new_episodes():
+    def vector():
+        return SelfResettingVectorEnv([lambda: NumberedEnv(lengths=[2])])
+
+    with Collector(vector(), frames_per_batch=5) as collector:
+        seen = set(next(iter(collector))[TRAJ_IDS].reshape(-1).tolist())
+        state = collector.state_dict()
+    with Collector(vector(), frames_per_batch=5) as resumed:
+        resumed.load_state_dict(state)
+        assert seen & set(next(iter(resumed))[TRAJ_IDS].reshape(-1).tolist()) == {-1}
 
 
 # --- what becomes of a batch
 
 
-def test_postproc_may_change_the_number_of_rows_without_changing_the_count():
-    with Collector(
-        NumberedEnv(), frames_per_batch=4, total_frames=8, postproc=lambda batch: batch[:1]
-    ) as collector:
-        assert [len(batch) for batch in collector] == [1, 1]
-        assert collector.stats()["frames"] == 8
+def test_postproc_is_moved_to_the_storing_device_and_gets_the_split_batch():
+    class Placed:
+        def to(self, device):
+            self.device = device
 
+        def __call__(self, batch):
+            self.shape = batch.shape
+            return batch[:1]
 
-class Placed:
-    device = None
-
-    def to(self, device):
-        self.device = device
-
-    def __call__(self, batch):
-        return batch
-
-
-def test_postproc_is_moved_to_the_storing_device():
     postproc = Placed()
-    Collector(NumberedEnv(), frames_per_batch=4, storing_device="cpu", postproc=postproc).shutdown()
-    assert postproc.device == torch.device("cpu")
-
-
-def test_postproc_gets_the_split_batch():
+    options = {"frames_per_batch": 6, "total_frames": 12, "split_trajs": True}
     with pytest.warns(UserWarning, match=r"split_trajs"):
         collector = Collector(
-            NumberedEnv(lengths=[2]),
-            frames_per_batch=6,
-            total_frames=6,
-            split_trajs=True,
-            postproc=lambda batch: batch.batch_size,
+            NumberedEnv(lengths=[2]), storing_device="cpu", postproc=postproc, **options
         )
-    assert batches(collector) == [(3, 2)]
-
-
-# --- one object
+    with collector:
+        assert [batch.shape for batch in collector] == [(1, 2)] * 2
+        # What it leaves out is counted.
+        assert collector.stats()["frames"] == 12
+    assert (postproc.device, postproc.shape) == (torch.device("cpu"), (3, 2))
 
 
 def test_the_same_object_takes_batches_of_other_shapes():
+    options = {"frames_per_batch": 6, "total_frames": 18, "split_trajs": True}
     with pytest.warns(UserWarning, match=r"split_trajs"):
-        collector = Collector(
-            NumberedEnv(lengths=[2, 4, 3]),
-            frames_per_batch=6,
-            total_frames=18,
-            split_trajs=True,
-            return_same_td=True,
-        )
-    found = [
-        (batch, batch.batch_size, int(batch["collector", "mask"].sum())) for batch in collector
-    ]
-    collector.shutdown()
-    assert len({id(batch) for batch, *_ in found}) == 1
-    assert [frames for *_, frames in found] == [6, 6, 6]
-    assert [tuple(size) for _, size, _ in found] == [(2, 4), (3, 3), (2, 3)]
+        collector = Collector(NumberedEnv(lengths=[2, 4, 3]), return_same_td=True, **options)
+    with collector:
+        found = [
+            (id(batch), tuple(batch.shape), int(batch["collector", "mask"].sum()))
+            for batch in collector
+        ]
+    one = found[0][0]
+    assert found == [(one, (2, 4), 6), (one, (3, 3), 6), (one, (2, 3), 6)]
 
 
 def test_the_same_object_keeps_its_memory_or_each_batch_is_another():
@@ -170,6 +249,49 @@ def test_the_same_object_keeps_its_memory_or_each_batch_is_another():
                 assert batch["observation"][:, 3].tolist() == [4 * number + i for i in range(4)]
         assert len({id(batch) for batch, _ in seen}) == (1 if same else 3)
         assert len({rows.data_ptr() for _, rows in seen}) == (1 if same else 3)
+
+
+class StopEvery:
+    """Says stop each time it has been asked ``times`` times."""
+
+    def __init__(self, times):
+        self.times = times
+        self.asked = 0
+
+    def collection_stopped(self):
+        self.asked += 1
+        return self.asked % self.times == 0
+
+
+def test_an_interrupted_batch_keeps_its_shape():
+    options = {"frames_per_batch": 8, "set_truncated": True}
+    env = NumberedEnv(lengths=[2])
+    with Collector(env, interruptor=StopEvery(3), **options) as collector:
+        batch = next(iter(collector))
+        assert layout(batch) == layout(collector.fake_tensordict())
+    assert batch[TRAJ_IDS].tolist() == [0, 0, 1, -1, -1, -1, -1, -1]
+    assert batch["next", "reward"][:, 0].tolist() == [1, 2, 3, 0, 0, 0, 0, 0]
+    # The last step that was taken is marked, and rows without a step are no trajectory.
+    assert batch["next", "truncated"][:, 0].tolist() == [False] * 2 + [True] + [False] * 5
+    with pytest.warns(UserWarning, match=r"split_trajs"):
+        collector = Collector(env, interruptor=StopEvery(3), split_trajs=True, **options)
+    with collector:
+        batch = next(iter(collector))
+    assert batch["collector", "mask"].tolist() == [[True, True], [True, False]]
+
+
+@pytest.mark.parametrize(("extend", "frames"), [(True, 18), (False, 16)])
+def test_rows_without_a_step_do_not_reach_the_buffer(extend, frames):
+    """Single steps end exactly at the total."""
+    buffer = Buffer()
+    options = {"frames_per_batch": 8, "total_frames": 16, "interruptor": StopEvery(3)}
+    with Collector(
+        NumberedEnv(lengths=[100]), replay_buffer=buffer, extend_buffer=extend, **options
+    ) as collector:
+        collector.next()
+        assert len(buffer) == 3
+        assert list(collector) == [None] * 5
+    assert buffer.content()["next", "reward"][:, 0].tolist() == list(range(1, frames + 1))
 
 
 # --- exploration
@@ -190,68 +312,43 @@ def actor(seen):
     )
 
 
-def test_the_name_of_an_exploration_type_will_do():
-    with Collector(NumberedEnv(), frames_per_batch=4, exploration_type="mean") as collector:
-        assert collector.exploration_type is ExplorationType.MEAN
-
-
 def test_the_users_exploration_type_is_left_alone():
     with set_exploration_type(ExplorationType.MEAN):
         first_batch(NumberedEnv(), actor(seen := []), frames_per_batch=4)
         assert exploration_type() is ExplorationType.MEAN
     assert seen[-1] is ExplorationType.RANDOM
+    # The name of a type will do.
+    first_batch(NumberedEnv(), actor(seen), frames_per_batch=4, exploration_type="mode")
+    assert seen[-1] is ExplorationType.MODE
 
 
 # --- hooks
 
 
-def test_hooks_are_called_around_each_batch():
+def test_hooks_are_called_around_each_batch_and_can_be_set_later():
     events = []
     with Collector(
         NumberedEnv(),
         frames_per_batch=4,
-        total_frames=8,
+        total_frames=12,
         pre_collect_hook=lambda: events.append("pre"),
         postproc=lambda batch: events.append("postproc") or batch,
         post_collect_hook=lambda batch: events.append(batch),
     ) as collector:
-        yielded = list(collector)
-    assert events == ["pre", "postproc", events[2], "pre", "postproc", events[5]]
-    assert events[2] is yielded[0]
-    assert events[5] is yielded[1]
-
-
-def test_hooks_can_be_set_later():
-    events = []
-    with Collector(NumberedEnv(), frames_per_batch=4, total_frames=12) as collector:
         iterator = iter(collector)
-        next(iterator)
-        collector.pre_collect_hook = lambda: events.append("pre")
-        collector.set_post_collect_hook(events.append)
+        first = next(iterator)
+        collector.pre_collect_hook = lambda: events.append("other")
+        collector.set_post_collect_hook(lambda batch: events.append(("other", batch)))
         with pytest.raises(TypeError, match="hook must be callable, but it is int: 3"):
             collector.set_post_collect_hook(3)
-        batch = next(iterator)
-        collector.pre_collect_hook = None
-        collector.post_collect_hook = None
+        second = next(iterator)
+        collector.pre_collect_hook = collector.post_collect_hook = None
         next(iterator)
-    assert events == ["pre", batch]
-
-
-def test_a_rollout_begins_with_the_hook_too():
-    events = []
-    with Collector(
-        NumberedEnv(), frames_per_batch=4, pre_collect_hook=lambda: events.append("pre")
-    ) as collector:
-        collector.rollout()
-    assert events == ["pre"]
-
-
-# --- workers
-
-
-def test_a_worker_knows_its_number():
-    with Collector(NumberedEnv(), frames_per_batch=4, worker_idx=3) as collector:
-        assert collector.worker_idx == 3
+    assert events == [
+        *("pre", "postproc", first),
+        *("other", "postproc", ("other", second)),
+        "postproc",
+    ]
 
 
 def test_policy_and_environment_are_told_of_their_collector():
@@ -266,5 +363,6 @@ def test_policy_and_environment_are_told_of_their_collector():
             told.append(("policy", collector))
 
     policy = Policy(choose_by_step, in_keys=["observation"], out_keys=["action"])
-    with Collector(Env(NumberedEnv()), policy, frames_per_batch=4) as collector:
+    with Collector(Env(NumberedEnv()), policy, frames_per_batch=4, worker_idx=3) as collector:
         assert told == [("policy", collector), ("env", collector)]
+        assert collector.worker_idx == 3

@@ -1,16 +1,17 @@
-import functools
+"""Policies of all kinds, and the devices of policies and batches."""
+
+from functools import partial
 
 import pytest
 import torch
-from collector_parts import Scorer, by_step, choose_by_step, first_batch, keys
+from collector_parts import Buffer, Scorer, by_step, choose_by_step, first_batch, keys
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import TensorDictModule, TensorDictSequential
+from tensordict.nn import TensorDictSequential
 from torch import nn
 
-from trawl import ExplorationType
-from trawl.collectors import Collector, RandomPolicy
+from trawl.collectors import Collector, MultiSyncCollector, RandomPolicy
 from trawl.envs import GymEnv
-from trawl.testing import NestedEnv, NumberedEnv
+from trawl.testing import NestedEnv, NumberedEnv, RaggedEnv
 
 BY_STEP = [0, 1, 2, 3, 0, 0, 1, 2]
 
@@ -77,7 +78,8 @@ class Callable:
         by_keyword_only,
         with_an_option_before,
         lambda observation: choose_by_step(observation),
-        functools.partial(of_the_observation),
+        partial(of_the_observation),
+        torch.compile(by_step(), backend="eager"),
         Module(),
         TensorDictReader(),
         Callable(),
@@ -90,17 +92,6 @@ def test_a_policy_may_come_in_many_ways(policy):
 
 def test_a_factory_makes_the_policy():
     assert actions(None, policy_factory=by_step) == BY_STEP
-
-
-def test_without_a_policy_actions_fill_their_space():
-    actions = first_batch("Pendulum-v1", frames_per_batch=200)["action"]
-    assert actions.abs().max() <= 2
-    assert actions.min() < -1
-    assert actions.max() > 1
-
-
-def test_a_compiled_module_is_used_as_it_is():
-    assert actions(torch.compile(by_step(), backend="eager")) == BY_STEP
 
 
 # --- wrapping
@@ -118,17 +109,6 @@ def test_a_function_of_several_observations_gets_them_by_name():
     assert NestedEnv.action_numbers(batch).tolist() == [3] * 4
 
 
-def test_nested_actions_are_written_where_the_environment_reads_them():
-    policy = TensorDictModule(
-        lambda env: (torch.tensor([0, 1]), torch.tensor([0, 1], dtype=torch.int8), torch.ones(1)),
-        in_keys=["env"],
-        out_keys=[("pick", "0"), ("pick", "1"), "push"],
-    )
-    batch = first_batch(NestedEnv(), policy, frames_per_batch=4)
-    assert NestedEnv.action_numbers(batch).tolist() == [5] * 4
-    assert NestedEnv.numbers(batch["next"])[:, 4].tolist() == [5] * 4
-
-
 # --- random policies
 
 
@@ -138,11 +118,16 @@ def test_a_random_policy_takes_the_environments_spec():
     assert set(NumberedEnv.action_numbers(batch).tolist()) == {0, 1, 2, 3}
     assert policy.action_spec == GymEnv(NumberedEnv()).full_action_spec
     with (
-        Collector("Pendulum-v1", policy, frames_per_batch=4) as one,
+        Collector("Pendulum-v1", policy_factory=RandomPolicy, frames_per_batch=200) as one,
         Collector(["Pendulum-v1"] * 2, policy, frames_per_batch=4) as two,
+        Collector("Pendulum-v1", policy, frames_per_batch=4) as three,
     ):
-        shapes = [each.next()["action"].shape for each in (one, two, one)]
-    assert shapes == [(4, 1), (2, 2, 1), (4, 1)]
+        first, *others = (each.next()["action"] for each in (one, two, three, two))
+    assert [each.shape for each in others] == [(2, 2, 1), (4, 1), (2, 2, 1)]
+    # Actions fill their space.
+    assert first.abs().max() <= 2
+    assert first.min() < -1
+    assert first.max() > 1
 
 
 def test_a_random_policy_keeps_its_own_spec():
@@ -156,93 +141,142 @@ def test_a_random_policy_keeps_its_own_spec():
     assert set(NumberedEnv.action_numbers(first).tolist()) == {2}
 
 
-def test_a_random_policy_may_come_from_a_factory():
-    batch = first_batch(NumberedEnv(), policy_factory=RandomPolicy, frames_per_batch=50)
-    assert set(NumberedEnv.action_numbers(batch).tolist()) == {0, 1, 2, 3}
-
-
 def test_a_random_policy_can_be_called_by_hand():
-    env = GymEnv(NumberedEnv())
+    env, nested = GymEnv(NumberedEnv()), GymEnv(NestedEnv())
     root = RandomPolicy(env.action_spec, action_key="choice")(env.reset())
     assert root["choice"].sum() == 1
-
-
-def test_a_random_policy_of_several_actions_writes_each():
-    env = GymEnv(NestedEnv())
-    assert {("pick", "0"), ("pick", "1"), "push"} <= keys(
-        RandomPolicy(env.full_action_spec)(env.reset())
-    )
-
-
-def test_a_random_policy_without_a_spec_says_so():
+    written = RandomPolicy(nested.full_action_spec)(nested.reset())
+    assert {("pick", "0"), ("pick", "1"), "push"} <= keys(written)
     with pytest.raises(RuntimeError, match=r"RandomPolicy has no action spec.*env.action_spec"):
         RandomPolicy()(TensorDict())
-
-
-# --- memory of a policy
-
-
-def test_what_a_function_wrote_is_its_environments_own():
-    def policy(tensordict):
-        zero = torch.zeros(*tensordict.shape, 1)
-        tensordict["count"] = tensordict.get("count", zero) + 1
-        return of_tensordict(tensordict)
-
-    envs = [lambda: NumberedEnv(0, lengths=[2]), lambda: NumberedEnv(1, lengths=[3])]
-    batch = first_batch(envs, policy, frames_per_batch=12)
-    assert batch["count"][..., 0].tolist() == [[1, 2, 1, 2, 1, 2], [1, 2, 3, 1, 2, 3]]
 
 
 # --- autograd, modes, changes
 
 
-def test_policies_run_without_autograd():
-    seen = []
-
-    class Policy(Scorer):
-        def forward(self, observation):
-            seen.append(torch.is_grad_enabled())
-            return super().forward(observation)
-
-    first_batch(NumberedEnv(), Policy(), frames_per_batch=4)
-    assert seen
-    assert not any(seen)
-
-
-def test_an_optimiser_step_shows_in_the_next_batch():
-    policy = Scorer(0)
-    with Collector(NumberedEnv(), policy, frames_per_batch=4) as collector:
-        iterator = iter(collector)
-        next(iterator)
-        optimiser = torch.optim.SGD(policy.parameters(), lr=10.0)
-        (-policy.scores[2]).backward()
-        optimiser.step()
-        assert NumberedEnv.action_numbers(next(iterator)).tolist() == [2] * 4
-
-
-def test_a_hook_added_later_is_called():
-    net = nn.Linear(3, 1)
-    policy = TensorDictModule(net, in_keys=["observation"], out_keys=["action"])
-    with Collector("Pendulum-v1", policy, frames_per_batch=4) as collector:
-        iterator = iter(collector)
-        next(iterator)
-        net.register_forward_hook(lambda module, inputs, output: torch.full_like(output, 1.5))
-        assert next(iterator)["action"].flatten().tolist() == [1.5] * 4
-
-
-def test_the_mode_of_a_module_is_the_users():
+def test_policies_run_without_autograd_in_the_mode_that_they_have():
     class Noisy(nn.Module):
         def forward(self, observation):
+            assert not torch.is_grad_enabled()
             return nn.functional.one_hot(torch.tensor(3 if self.training else 1), 4)
 
     policy = Noisy()
     with Collector(NumberedEnv(), policy, frames_per_batch=4) as collector:
-        iterator = iter(collector)
-        assert NumberedEnv.action_numbers(next(iterator)).tolist() == [3] * 4
+        assert NumberedEnv.action_numbers(collector.next()).tolist() == [3] * 4
         policy.eval()
-        assert NumberedEnv.action_numbers(next(iterator)).tolist() == [1] * 4
+        assert NumberedEnv.action_numbers(collector.next()).tolist() == [1] * 4
 
 
-def test_a_deterministic_policy_is_the_same_whatever_the_exploration():
-    for kind in ExplorationType:
-        assert actions(by_step(), exploration_type=kind) == BY_STEP
+def test_an_optimiser_step_shows_in_the_next_batch():
+    policy = Scorer(0)
+    # It is in place, so it is used itself.
+    with Collector(NumberedEnv(), policy, frames_per_batch=4, policy_device="cpu") as collector:
+        collector.next()
+        optimiser = torch.optim.SGD(policy.parameters(), lr=10.0)
+        (-policy.scores[2]).backward()
+        optimiser.step()
+        assert NumberedEnv.action_numbers(collector.next()).tolist() == [2] * 4
+
+
+# --- devices
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("given", "policy", "env", "storing"),
+    [
+        ({}, None, None, None),
+        ({"policy_device": "cpu"}, CPU, None, None),
+        ({"env_device": "cpu"}, None, CPU, None),
+        ({"storing_device": "cpu"}, None, None, CPU),
+        ({"policy_device": "cpu", "env_device": "cpu"}, CPU, CPU, CPU),
+        # There is one CPU.
+        *(
+            ({"device": cpu}, CPU, CPU, CPU)
+            for cpu in ("cpu", "cpu:0", CPU, torch.device("cpu", 0))
+        ),
+    ],
+    ids=str,
+)
+def test_devices_are_resolved(given, policy, env, storing):
+    module, buffer = Scorer(), Buffer()
+    with Collector(NumberedEnv(), module, frames_per_batch=4, **given) as collector:
+        found = (collector.policy_device, collector.env_device, collector.storing_device)
+        assert found == (policy, env, storing)
+        assert collector.policy is module
+        assert collector.next().device == storing
+    options = {"total_frames": 4, "extend_buffer": False, "replay_buffer": buffer, **given}
+    with Collector(NumberedEnv(), module, frames_per_batch=4, **options) as collector:
+        list(collector)
+    assert [frame.device for frame in buffer.frames] == [storing] * 4
+
+
+def test_the_environments_device_is_not_the_batches():
+    env = GymEnv(NumberedEnv(), device="cpu")
+    with Collector(env, frames_per_batch=4) as collector:
+        assert collector.env_device == CPU
+        assert next(iter(collector)).device is None
+
+
+SOURCES = {"array": NumberedEnv, "tensordict": RaggedEnv, "torchrl": None}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_policys_tensordict_has_the_policys_device(source):
+    def policy(td):
+        seen.append(td.device)
+        return td.set("action", torch.eye(count, dtype=torch.int64)[0])
+
+    count, seen = 4, []
+    env = SOURCES[source]
+    if env is None:
+        count, env = 2, pytest.importorskip("torchrl.envs").GymEnv("CartPole-v1", device="cpu")
+    for given, device in [
+        ({}, None),
+        ({"device": "cpu"}, CPU),
+        ({"policy_device": "cpu"}, CPU),
+        ({"storing_device": "cpu"}, None),
+        ({"env_device": "cpu"}, None),
+        ({"env_device": "cpu", "policy_device": "cpu"}, CPU),
+    ]:
+        seen.clear()
+        with Collector(env, policy, frames_per_batch=4, trust_policy=True, **given) as collector:
+            collector.next()
+            assert set(seen) == {device}, given
+            collector.shutdown(close_env=False)
+
+
+@pytest.mark.parametrize(("storage", "device"), [("LazyTensorStorage", CPU), ("ListStorage", None)])
+@pytest.mark.parametrize("place", [Collector, partial(MultiSyncCollector, start_method="inline")])
+def test_frames_without_a_device_get_that_of_the_storage(place, storage, device):
+    data = pytest.importorskip("torchrl.data")
+
+    class Kept(data.ReplayBuffer):
+        def extend(self, frames, **options):
+            seen.append(frames.device)
+            return super().extend(frames, **options)
+
+    seen = []
+    with place(
+        NumberedEnv if place is Collector else [NumberedEnv],
+        frames_per_batch=4,
+        total_frames=8,
+        replay_buffer=Kept(storage=getattr(data, storage)(100)),
+        postproc=lambda batch: batch.clear_device_(),
+    ) as collector:
+        list(collector)
+    assert seen == [device] * 2
+
+
+@pytest.mark.parametrize("policy", [by_step(), by_step().module, None])
+def test_a_policy_without_parameters_cannot_be_moved(policy):
+    options = {"frames_per_batch": 4, "policy_device": "cpu"}
+    if policy is not None:
+        with pytest.warns(UserWarning, match=r"has no parameters to move to policy_device cpu"):
+            Collector(NumberedEnv(), policy, **options).shutdown()
+    # Random and trusted policies need none.
+    trusted = {} if policy is None else {"trust_policy": True}
+    Collector(NumberedEnv(), policy and by_step(), **options, **trusted).shutdown()
+    with pytest.raises(ValueError, match=r"cudagraph_policy needs a policy_device of type cuda"):
+        Collector(NumberedEnv(), Scorer(), cudagraph_policy=True, **options)

@@ -1,8 +1,7 @@
-from functools import partial
-
 import pytest
 import torch
 from collector_parts import Buffer, batches, by_step, keys
+from multi_parts import envs, make
 from tensordict import TensorDict
 
 from trawl.collectors import Collector, MultiSyncCollector
@@ -16,7 +15,6 @@ from torchrl.data import (  # noqa: E402
     ListStorage,
     ReplayBuffer,
 )
-from torchrl.data.postprocs import MultiStep  # noqa: E402
 from torchrl.data.replay_buffers.samplers import (  # noqa: E402
     SliceSampler,
 )
@@ -55,20 +53,14 @@ class Sink:
 
 def test_single_frames_arrive_one_by_one_or_together():
     """Those of several environments arrive together; none is changed later."""
-    for envs, frames, shape in [([NumberedEnv()], 17, ()), (three(), 18, (3, 1))]:
-        sink, ledger = Sink(), Ledger(env() if callable(env) else env for env in envs)
-        source = envs[0] if len(envs) == 1 else envs
+    for made, frames, shape in [([NumberedEnv()], 17, ()), (three(), 18, (3, 1))]:
+        sink, ledger = Sink(), Ledger(env() if callable(env) else env for env in made)
+        source = made[0] if len(made) == 1 else made
         filled(sink, source, frames_per_batch=6, total_frames=frames, extend_buffer=False)
         assert {tuple(frame.batch_size) for frame in sink.added} == {shape}
         assert all((one == copy).all() for one, copy in zip(sink.added, sink.copies, strict=True))
         ledger.add(torch.cat(sink.added, -1) if shape else torch.stack(sink.added))
         assert ledger.frames == frames
-
-
-def test_a_list_is_a_buffer_of_frames():
-    frames = []
-    filled(frames)
-    assert torch.stack(frames)["next", "reward"][:, 0].tolist() == list(range(1, 91))
 
 
 def test_single_frames_begin_batches_too():
@@ -99,18 +91,22 @@ def test_the_last_single_frame_of_a_batch_is_marked_as_truncated():
         assert buffer.content()["next", name][:, 0].tolist() == expected
 
 
-def test_hooks_see_what_goes_into_the_buffer():
-    buffer, seen = Buffer(), []
-    filled(buffer, post_collect_hook=seen.append)
+def test_the_buffer_gets_what_hooks_see_after_postproc_without_private_entries():
+    def policy(tensordict):
+        tensordict["_hidden"] = torch.ones(tensordict.shape)
+        return by_step()(tensordict)
+
+    seen, frames, single = [], [], Buffer()
+    options = {"postproc": lambda batch: batch.exclude("done"), "post_collect_hook": seen.append}
+    filled(frames, policy=policy, **options)
+    content = torch.stack(frames)
     assert [len(batch) for batch in seen] == [30] * 3
-    assert (torch.cat(seen) == buffer.content()).all()
-
-
-def test_postproc_is_applied_before():
-    buffer = Buffer()
-    filled(buffer, postproc=lambda batch: batch.exclude("done"))
-    assert "done" not in keys(buffer.content())
-    assert ("next", "done") in keys(buffer.content())
+    assert (torch.cat(seen) == content).all()
+    assert "done" not in keys(content)
+    assert content["next", "reward"][:, 0].tolist() == list(range(1, 91))
+    filled(single, policy=policy, extend_buffer=False)
+    for found in (content, single.content()):
+        assert not {"_hidden", ("next", "_hidden")} & keys(found)
 
 
 class Batch:
@@ -136,51 +132,28 @@ def test_what_the_buffer_gets_is_counted(workers, postproc, written):
             assert not isinstance(batch, TensorDict) or batch.shape.numel()
 
     options = {"frames_per_batch": 30, "total_frames": 90, "postproc": postproc}
-    make = partial(MultiSyncCollector, start_method="inline") if workers else Collector
-    sources = [NumberedEnv] if workers else NumberedEnv()
-    collector = make(sources, replay_buffer=Sink(), **options)
+    collector = make(
+        MultiSyncCollector if workers else Collector, 1, replay_buffer=Sink(), **options
+    )
     assert batches(collector) == [None] * 3
     assert collector.stats()["replay_written_frames"] == written
-
-
-def test_what_begins_with_an_underscore_is_left_out_of_single_frames():
-    def policy(tensordict):
-        tensordict["_hidden"] = torch.ones(())
-        return by_step()(tensordict)
-
-    buffer = Buffer()
-    filled(buffer, policy=policy, extend_buffer=False)
-    assert "_hidden" not in keys(buffer.content())
 
 
 # --- random frames
 
 
-def random_frames(buffer, **options):
-    """Which frames were not chosen by the policy, as far as that shows."""
-    filled(buffer, NumberedEnv(lengths=[1000]), by_step(), **options)
-    frames = buffer[:]
-    return NumberedEnv.action_numbers(frames) != NumberedEnv.numbers(frames)[..., 2] % 4
-
-
-def memory(**storage):
-    return ReplayBuffer(storage=LazyTensorStorage(1000, **storage), batch_size=8)
-
-
 @pytest.mark.parametrize(("options", "random"), [({}, 60), ({"extend_buffer": False}, 47)])
 def test_frames_are_random_until_the_buffer_holds_enough(options, random):
-    wrong = random_frames(memory(), init_random_frames=random, **options)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(1000), batch_size=8)
+    for _ in range(2):
+        # The second time, the buffer has them.
+        filled(buffer, NumberedEnv(lengths=[1000]), by_step(), init_random_frames=random, **options)
+    frames = buffer[:]
+    wrong = NumberedEnv.action_numbers(frames) != NumberedEnv.numbers(frames)[..., 2] % 4
+    assert len(wrong) == 180
     assert wrong[:30].any()
     assert wrong[30:random].any()
     assert not wrong[random:].any()
-
-
-def test_frames_that_the_buffer_had_count_as_random():
-    buffer = memory()
-    for options in ({}, {"init_random_frames": 60}):
-        filled(buffer, NumberedEnv(lengths=[1000]), by_step(), total_frames=60, **options)
-    frames = buffer[:]
-    assert (NumberedEnv.action_numbers(frames) == NumberedEnv.numbers(frames)[:, 2] % 4).all()
 
 
 @pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
@@ -189,16 +162,10 @@ def test_frames_that_the_buffer_had_count_as_random():
 def test_split_trajectories_of_all_lengths_are_written(kind, workers, tmp_path):
     place = {"scratch_dir": tmp_path} if kind is LazyMemmapStorage else {}
     buffer = ReplayBuffer(storage=kind(200, **place), collate_fn=list)
-    sources = [partial(NumberedEnv, number, lengths=[3, 1, 6, 2]) for number in range(2)]
+    sources = envs(2, lengths=[3, 1, 6, 2])
     options = {"replay_buffer": buffer, "total_frames": 60, "split_trajs": True}
-    if workers:
-        collector = MultiSyncCollector(
-            sources, frames_per_batch=10, start_method="inline", **options
-        )
-    else:
-        collector = Collector(sources, frames_per_batch=10, **options)
-    with collector:
-        list(collector)
+    cls, sources = (MultiSyncCollector, sources) if workers else (Collector, [sources])
+    list(batches(make(cls, create_env_fn=sources, **options)))
     rows = [buffer[index] for index in range(len(buffer))]
     lengths = {len(row) for row in rows}
     assert lengths == {5} if kind is not ListStorage else max(lengths) <= 5
@@ -208,15 +175,6 @@ def test_split_trajectories_of_all_lengths_are_written(kind, workers, tmp_path):
         assert NumberedEnv.numbers(part)[:, 1].unique().numel() == 1
 
 
-def test_random_frames_are_counted_over_all_environments():
-    buffer = memory(ndim=2)
-    filled(buffer, three(lengths=[1000]), by_step(), init_random_frames=30)
-    frames = buffer[:]
-    wrong = NumberedEnv.action_numbers(frames) != NumberedEnv.numbers(frames)[..., 2] % 4
-    assert wrong[:, :10].any()
-    assert not wrong[:, 10:].any()
-
-
 # --- TorchRL's buffers
 
 
@@ -224,11 +182,9 @@ def test_random_frames_are_counted_over_all_environments():
 def test_a_buffer_of_two_dimensions_holds_environments_and_time(extend):
     buffer = ReplayBuffer(storage=LazyTensorStorage(200, ndim=2), batch_size=8)
     filled(buffer, three(), extend_buffer=extend)
-    assert len(buffer) == 90
-    content = buffer[:]
+    content, ledger = buffer[:], Ledger(env() for env in three())
     assert content.batch_size == (3, 30)
     assert NumberedEnv.numbers(content)[:, :, 0].tolist() == [[0] * 30, [1] * 30, [2] * 30]
-    ledger = Ledger(env() for env in three())
     ledger.add(content)
     assert ledger.frames == 90
 
@@ -250,36 +206,10 @@ def test_slices_are_of_one_trajectory(env, storage):
     assert (NumberedEnv.numbers(slices)[..., 2].diff(dim=-1) == 1).all()
 
 
-def multi_step(rewards, gamma, steps):
-    """Sums of up to ``steps`` discounted rewards, within one long episode."""
-    return [
-        sum(gamma**i * r for i, r in enumerate(rewards[t : t + steps])) for t in range(len(rewards))
-    ]
-
-
-def test_multi_step_returns_can_be_made_by_postproc():
-    options = {"frames_per_batch": 10, "total_frames": 10}
-    buffer, expected = Buffer(), multi_step(range(1, 11), 0.5, 3)
-    postproc = MultiStep(gamma=0.5, n_steps=3)
-    filled(buffer, NumberedEnv(lengths=[1000]), postproc=postproc, **options)
-    content = buffer.content()
-    assert content["next", "reward"][:, 0].tolist() == pytest.approx(expected)
-    assert content["next", "original_reward"][:, 0].tolist() == list(range(1, 11))
-    assert NumberedEnv.numbers(content["next"])[:8, 2].tolist() == list(range(3, 11))
-    options = {"frames_per_batch": 30, "total_frames": 30}
-    (batch,) = batches(Collector(three(lengths=[1000]), postproc=postproc, **options))
-    assert batch.batch_size == (3, 10)
-    for rewards in batch["next", "reward"][..., 0].tolist():
-        assert rewards == pytest.approx(expected)
-
-
 def test_multi_step_returns_can_be_made_by_the_buffer():
-    buffer = ReplayBuffer(
-        storage=LazyTensorStorage(200),
-        batch_size=8,
-        transform=MultiStepTransform(n_steps=3, gamma=0.5),
-    )
+    transform = MultiStepTransform(n_steps=3, gamma=0.5)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(200), batch_size=8, transform=transform)
     filled(buffer, NumberedEnv(lengths=[1000]), frames_per_batch=10, total_frames=30)
     # The last frames wait in the transform for those after them.
-    expected = multi_step(range(1, 31), 0.5, 3)[:27]
+    expected = [n + (n + 1) / 2 + (n + 2) / 4 for n in range(1, 28)]
     assert buffer[:]["next", "reward"][:, 0].tolist() == pytest.approx(expected)
