@@ -19,25 +19,15 @@ from trawl.envs import ParallelEnv
 from trawl.errors import StateError
 
 STEPS = 12
-TEXTS = [
-    "test",
-    "os.system",
-    "__class__",
-    "O",
-    "|O8",
-    "O,O",
-    "f8,O",
-    "<f8",
-    "<i4",
-    "float64",
-    "step",
-]
-TEXTS += ["", "..", "a" * 300, "\ud800", "PCG64", "MT19937", "cuda:99", "meta", "pickle", "replay"]
+TEXTS = ["test", "os.system", "__class__", "O", "|O8", "O,O", "f8,O", "<f8", "<i4", "float64", "step", "..", "PCG64", "MT19937"]
+TEXTS += ["", "a" * 300, "\ud800", "cuda:99", "meta", "pickle", "replay"]
 NUMBERS = [0, 1, -1, 2, 2**31, 2**63 - 1, 2**63, -(2**63), 2**64, 2**2000, 1e300, -0.0, 0.5]
 NUMBERS += [float("nan"), float("inf"), True, False, 1j]
-KINDS = ["array", "scalar", "view", "tensor", "list", "tuple", "dict", "deque", "object", "space"]
-KINDS += ["member", "same", "generator", "random_state", "random", "fixed", "enum", "graph", "leaf"]
-KINDS += ["dtype", "device", "torch_generator", "tensordict", "stacked", "lazy", "set", "whole"]
+KINDS = ["array", "scalar", "view", "tensor", "list", "tuple", "dict", "deque", "object", "space", "member", "same", "generator", "random_state", "random", "fixed", "enum", "graph", "leaf", "dtype", "device", "torch_generator", "tensordict", "stacked", "lazy", "set", "whole"]
+BYTES = {"number": 6, "kind": "array", "dtype": "|u1", "shape": [64], "data": bytes(64)}
+VIEW = {"number": 5, "kind": "view", "of": BYTES, "dtype": "O", "shape": [8], "strides": [8]}
+VALUES = [None, [], {}, (), b"", b"\xff" * 16, [None], {"kind": "same"}, VIEW | {"offset": 0}]
+VALUES += [*NUMBERS, *TEXTS, torch.zeros(2), torch.zeros(0), [[0]] * 3]
 
 
 def cart_pole():
@@ -145,39 +135,8 @@ class Mutator:
                 return draw.choice([*NUMBERS, old + 1, -old, str(old), int(draw.random() * 1000)])
             if isinstance(old, list) and old:
                 return draw.choice([old[::-1], old + old, old[:1], old[1:]])
-        return draw.choice(
-            [
-                None,
-                [],
-                {},
-                (),
-                b"",
-                b"\xff" * 16,
-                [None],
-                {"kind": "same"},
-                *NUMBERS,
-                *TEXTS,
-                torch.zeros(2),
-                torch.zeros(0),
-                [[0]] * 3,
-                {"kind": draw.choice(KINDS), "number": 0, "items": [], "state": {}},
-                {
-                    "number": 5,
-                    "kind": "view",
-                    "of": {
-                        "number": 6,
-                        "kind": "array",
-                        "dtype": "|u1",
-                        "shape": [64],
-                        "data": bytes(64),
-                    },
-                    "dtype": "O",
-                    "shape": [8],
-                    "strides": [8],
-                    "offset": 0,
-                },
-            ]
-        )
+        odd = {"kind": draw.choice(KINDS), "number": 0, "items": [], "state": {}}
+        return draw.choice([*copy.deepcopy(VALUES), odd])
 
     def tensor(self, old):
         """Returns a tensor of another dtype, shape or content."""

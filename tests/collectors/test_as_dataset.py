@@ -2,32 +2,17 @@
 
 import copy
 import pickle
+from functools import partial
 
 import nursery
 import pytest
-from collector_parts import by_step
 from multi_parts import CLASSES, make
 from torch.utils.data import DataLoader, IterableDataset
 
 from trawl.collectors import BaseCollector, Collector
-from trawl.testing import NumberedEnv
 
-
-def single(**options):
-    return Collector(NumberedEnv(), by_step(), frames_per_batch=10, **options)
-
-
-MAKERS = [single, *[lambda cls=cls, **options: make(cls, **options) for cls in CLASSES]]
+MAKERS = [partial(make, cls) for cls in (Collector, *CLASSES)]
 makers = pytest.mark.parametrize("maker", MAKERS, ids=["single", "sync", "async"])
-
-
-@makers
-def test_a_data_loader_gives_its_batches(maker):
-    with maker(total_frames=40) as collector:
-        assert isinstance(collector, IterableDataset)
-        # PyTorch's own conversion takes a TensorDict for a plain mapping.
-        loader = DataLoader(collector, batch_size=None, collate_fn=lambda batch: batch)
-        assert sum(batch.numel() for batch in loader) == 40
 
 
 @makers
@@ -35,7 +20,19 @@ def test_it_is_a_collector_of_torchrl_where_torchrl_is(maker):
     theirs = pytest.importorskip("torchrl.collectors")
     with maker() as collector:
         assert isinstance(collector, theirs.BaseCollector)
+
+
+@makers
+def test_it_is_a_dataset_that_can_not_be_pickled_or_copied(maker):
+    with maker(total_frames=40) as collector:
+        assert isinstance(collector, IterableDataset)
         assert isinstance(collector, BaseCollector)
+        for call in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(TypeError, match=r"Collector can't be pickled or.*state_dict"):
+                call(collector)
+        # PyTorch's own conversion takes a TensorDict for a plain mapping.
+        loader = DataLoader(collector, batch_size=None, collate_fn=lambda batch: batch)
+        assert sum(batch.numel() for batch in loader) == 40
 
 
 def test_torchrl_is_not_imported_for_it():
@@ -46,16 +43,6 @@ def test_torchrl_is_not_imported_for_it():
     )
     run = nursery.run(program)
     assert run.stdout.strip() == "False", run.stderr
-
-
-@makers
-@pytest.mark.parametrize("call", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_it_can_not_be_pickled_or_copied(maker, call):
-    with (
-        maker() as collector,
-        pytest.raises(TypeError, match=r"Collector can't be pickled or.*state_dict"),
-    ):
-        call(collector)
 
 
 @makers

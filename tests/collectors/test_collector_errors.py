@@ -24,70 +24,77 @@ def refused(kind, match, policy=None, **options):
         Collector(env, policy, **options)
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "kind", "match"),
-    [
-        ("frames_per_batch", 0, ValueError, "frames_per_batch must be at least 1, but it is 0"),
-        ("frames_per_batch", -5, ValueError, "frames_per_batch must be at least 1, .* -5"),
-        ("frames_per_batch", 2.5, TypeError, "frames_per_batch must be an integer, .* float: 2.5"),
-        ("frames_per_batch", "9", TypeError, "frames_per_batch must be an integer, .* str: '9'"),
-        ("frames_per_batch", True, TypeError, "frames_per_batch must be an integer, .* bool: True"),
-        ("frames_per_batch", None, TypeError, "frames_per_batch must be an integer, .* NoneType"),
-        ("total_frames", 0, ValueError, "total_frames must be positive, or -1 for no limit, .* 0"),
-        ("total_frames", "all", TypeError, "total_frames must be an integer, .* str: 'all'"),
-        ("init_random_frames", 1.5, TypeError, "init_random_frames must be an integer, .* 1.5"),
-        ("trajs_per_batch", 2.0, TypeError, "trajs_per_batch must be an integer, .* float: 2.0"),
-        ("worker_idx", True, TypeError, "worker_idx must be an integer, .* bool: True"),
-        ("max_frames_per_traj", [3], TypeError, "max_frames_per_traj must be an integer, .* list"),
-        ("reset_when_done", False, ValueError, "reset_when_done=False is not possible"),
-        ("exploration_type", "randomly", TypeError, "exploration_type must be .* 'randomly'"),
-        ("policy_factory", RandomPolicy(), TypeError, "it is a policy, RandomPolicy: pass it as p"),
-        ("policy_factory", 3, TypeError, "policy_factory must be callable, but it is int: 3"),
-        ("postproc", [], TypeError, "postproc must be callable, but it is list"),
-        ("pre_collect_hook", 1, TypeError, "pre_collect_hook must be callable"),
-        ("post_collect_hook", 1, TypeError, "post_collect_hook must be callable"),
-        ("interruptor", 1, TypeError, r"interruptor must be .* collection_stopped\(\), .* int"),
-        ("compile_policy", "max", TypeError, "compile_policy must be a bool or a mapping .* 'max'"),
-        ("cudagraph_policy", 1, TypeError, "cudagraph_policy must be a bool or a mapping .* int"),
-        ("create_env_kwargs", 3, TypeError, "create_env_kwargs must be a mapping .* int: 3"),
-        ("create_env_kwargs", [3], TypeError, "create_env_kwargs must be a mapping .* int: 3"),
-        ("track_policy_version", "uuid", TypeError, "track_policy_version must be a bool .*'uuid'"),
+#: An option, wrong values of it with their error, and what it says.
+WRONG = {
+    "frames_per_batch": [
+        (0, ValueError, "frames_per_batch must be at least 1, but it is 0"),
+        (-5, ValueError, "frames_per_batch must be at least 1, .* -5"),
+        (2.5, TypeError, "frames_per_batch must be an integer, .* float: 2.5"),
+        ("9", TypeError, "frames_per_batch must be an integer, .* str: '9'"),
+        (True, TypeError, "frames_per_batch must be an integer, .* bool: True"),
+        (None, TypeError, "frames_per_batch must be an integer, .* NoneType"),
     ],
-)
-def test_a_wrong_value_is_named(option, value, kind, match):
-    refused(kind, match, **{option: value})
-
-
-# --- backends
-
-
-@pytest.mark.parametrize(
-    ("options", "kind", "match"),
-    [
-        ({"num_collectors": 0}, ValueError, "num_collectors must be a positive integer, .* 0"),
-        ({"num_collectors": True}, TypeError, "num_collectors must be .*, .* True"),
-        ({"num_collectors": 1.0}, TypeError, "num_collectors must be .*, .* 1.0"),
-        ({"backend": "direct", "num_collectors": 2}, ValueError, "'direct' takes at most one"),
-        ({"sync": False}, ValueError, "sync=False can't be used with backend"),
-        ({"backend": "gpu"}, ValueError, "unknown backend 'gpu'"),
+    "total_frames": [
+        (0, ValueError, "total_frames must be positive, or -1 for no limit, .* 0"),
+        ("all", TypeError, "total_frames must be an integer, .* str: 'all'"),
     ],
-    ids=named,
-)
-def test_arguments_of_backends_are_checked(options, kind, match):
-    refused(kind, match, **options)
+    "init_random_frames": [(1.5, TypeError, "init_random_frames must be an integer, .* 1.5")],
+    "trajs_per_batch": [(2.0, TypeError, "trajs_per_batch must be an integer, .* float: 2.0")],
+    "worker_idx": [(True, TypeError, "worker_idx must be an integer, .* bool: True")],
+    "max_frames_per_traj": [([3], TypeError, "max_frames_per_traj must be an integer, .* list")],
+    "reset_when_done": [(False, ValueError, "reset_when_done=False is not possible")],
+    "exploration_type": [("randomly", TypeError, "exploration_type must be .* 'randomly'")],
+    "policy_factory": [
+        (RandomPolicy(), TypeError, "it is a policy, RandomPolicy: pass it as p"),
+        (3, TypeError, "policy_factory must be callable, but it is int: 3"),
+    ],
+    "pre_collect_hook": [(1, TypeError, "pre_collect_hook must be callable")],
+    "post_collect_hook": [(1, TypeError, "post_collect_hook must be callable")],
+    "interruptor": [(1, TypeError, r"interruptor must be .* collection_stopped\(\), .* int")],
+    "compile_policy": [("max", TypeError, "compile_policy must be a bool or a mapping .* 'max'")],
+    "cudagraph_policy": [(1, TypeError, "cudagraph_policy must be a bool or a mapping .* int")],
+    "create_env_kwargs": [
+        (given, TypeError, "create_env_kwargs must be a mapping .* int: 3") for given in (3, [3])
+    ],
+    "track_policy_version": [("uuid", TypeError, "track_policy_version must be a bool .*'uuid'")],
+    "num_collectors": [
+        (0, ValueError, "num_collectors must be a positive integer, .* 0"),
+        (True, TypeError, "num_collectors must be .*, .* True"),
+        (1.0, TypeError, "num_collectors must be .*, .* 1.0"),
+    ],
+    "sync": [(False, ValueError, "sync=False can't be used with backend")],
+    "backend": [("gpu", ValueError, "unknown backend 'gpu'")],
+    **{
+        name: [("gpu", ValueError, f"{name} 'gpu' is not a device")]
+        for name in ("device", "storing_device", "env_device", "policy_device")
+    },
+    **{
+        name: [("False", TypeError, f"{name} must be True or False, but .* the string 'False'")]
+        for name in ("reset_at_each_iter", "split_trajs", "trust_policy")
+    },
+    **{
+        name: [(given, TypeError, f"{name} must be an object, .* {name}={given.__name__}\\(")]
+        for name, given in (("replay_buffer", Buffer), ("sink", MemmapSink))
+    },
+    "postproc": [
+        ([], TypeError, "postproc must be callable, but it is list"),
+        (MultiStep, TypeError, r"postproc must be an object, .* postproc=MultiStep\("),
+    ],
+}
 
 
-def test_a_single_direct_collector_may_be_asked_for():
-    with Collector(
-        NumberedEnv(), frames_per_batch=4, backend="direct", num_collectors=1
-    ) as collector:
-        assert type(collector) is Collector
+@pytest.mark.parametrize("option", WRONG)
+def test_a_wrong_value_is_named(option):
+    for value, kind, match in WRONG[option]:
+        refused(kind, match, **{option: value})
 
 
-def test_subclasses_take_no_backend():
+def test_only_the_class_itself_takes_a_backend():
     class Mine(Collector):
         pass
 
+    with Collector(NumberedEnv(), frames_per_batch=4, backend="direct", num_collectors=1) as one:
+        assert type(one) is Collector
     with pytest.raises(TypeError, match=r"only Collector itself takes backend"):
         Mine(NumberedEnv(), frames_per_batch=4, backend="direct")
 
@@ -221,23 +228,7 @@ REFUSED = [
         ValueError,
         "returns an index, .* categorical_action_encoding=True",
     ),
-    *(
-        (
-            {name: given},
-            TypeError,
-            rf"{name} must be an object, but it is the class {given.__name__}: pass an instance, "
-            rf"{name}={given.__name__}\(",
-        )
-        for name, given in (
-            ("replay_buffer", Buffer),
-            ("sink", MemmapSink),
-            ("postproc", MultiStep),
-        )
-    ),
-    *(
-        ({name: "False"}, TypeError, f"{name} must be True or False, but it is the string 'False'")
-        for name in ("reset_at_each_iter", "split_trajs", "trust_policy")
-    ),
+    ({"backend": "direct", "num_collectors": 2}, ValueError, "'direct' takes at most one"),
     (
         {"env": "CartPole-v1", "num_collectors": 2, "sync": "False"},
         TypeError,
@@ -282,30 +273,27 @@ def test_the_shape_that_a_policy_writes_must_stay():
 # --- while collecting
 
 
-def test_an_error_of_the_environment_keeps_its_type_and_says_where():
-    collector = Collector(FaultyEnv(at=6, fault=OSError("disk")), frames_per_batch=4)
-    iterator = iter(collector)
-    next(iterator)
-    with pytest.raises(OSError, match=r"disk") as caught:
-        next(iterator)
-    assert str(caught.value) == "disk"
-    (note,) = caught.value.__notes__
-    assert "FaultyEnv" in note
-    assert "at its step 6" in note
-
-
 @pytest.mark.parametrize("fault", [OSError("disk"), KeyboardInterrupt()], ids=named)
-def test_after_an_error_the_collector_is_closed(fault):
+def test_an_error_of_the_environment_says_where_and_closes_the_collector(fault):
     class Env(FaultyEnv):
         closed = 0
 
         def close(self):
             self.closed += 1
+            # This doesn't hide the first error.
+            raise RuntimeError("can't close")
 
-    env = Env(at=2, fault=fault)
+    env = Env(at=6, fault=fault)
     collector = Collector(env, frames_per_batch=4)
-    with pytest.raises(type(fault)):
-        next(iter(collector))
+    iterator = iter(collector)
+    next(iterator)
+    with pytest.raises(type(fault)) as caught:
+        next(iterator)
+    assert caught.value is fault
+    if isinstance(fault, OSError):
+        (note,) = fault.__notes__
+        assert "Env" in note
+        assert "at its step 6" in note
     assert collector.closed
     assert env.closed == 1
     text = f"{type(fault).__name__}: {fault}" if str(fault) else f"{type(fault).__name__}$"
@@ -345,16 +333,6 @@ def test_an_error_of_what_the_user_gave_closes_too(options):
     assert collector.stats()["frames"] == 4 * ("post_collect_hook" in options)
 
 
-def test_an_error_while_closing_does_not_hide_the_first():
-    class Env(FaultyEnv):
-        def close(self):
-            raise RuntimeError("can't close")
-
-    collector = Collector(Env(at=2, fault=OSError("disk")), frames_per_batch=4)
-    with pytest.raises(OSError, match=r"disk"):
-        next(iter(collector))
-
-
 # --- the end
 
 
@@ -367,31 +345,26 @@ class Closing(NumberedEnv):
 
 def test_shutdown_closes_the_environment_once_or_leaves_it_open():
     env = Closing()
-    collector = Collector(env, frames_per_batch=4)
-    for method in ("shutdown", "async_shutdown"):
-        with pytest.raises(TypeError, match=r"close_env must be True or False, .* string 'False'"):
-            getattr(collector, method)(close_env="False")
-    with pytest.raises(TypeError, match="raise_on_error must be True or False"):
-        collector.shutdown(raise_on_error="False")
-    assert (collector.closed, env.closed) == (False, 0)
-    collector.shutdown()
-    collector.shutdown()
+    with Collector(env, frames_per_batch=4, total_frames=8) as collector:
+        list(collector)
+        for method in ("shutdown", "async_shutdown"):
+            with pytest.raises(TypeError, match=r"close_env must be True or .* string 'False'"):
+                getattr(collector, method)(close_env="False")
+        with pytest.raises(TypeError, match="raise_on_error must be True or False"):
+            collector.shutdown(raise_on_error="False")
+        assert (collector.closed, env.closed) == (False, 0)
     assert (collector.closed, env.closed) == (True, 1)
-    env = Closing()
+    for call, arguments in (("reset", ()), ("set_seed", (0,)), ("rollout", ())):
+        why = rf"{call}\(\) failed because the collector was shut down"
+        with pytest.raises(RuntimeError, match=why):
+            getattr(collector, call)(*arguments)
+    collector.shutdown()
+    assert (env.closed, collector.stats()["frames"]) == (1, 8)
     Collector(env, frames_per_batch=4).shutdown(close_env=False)
-    assert env.closed == 0
-
-
-def test_a_collector_that_is_left_or_forgotten_closes():
-    env = Closing()
-    with Collector(env, frames_per_batch=4) as collector:
-        assert not collector.closed
-    assert collector.closed
     assert env.closed == 1
-    env = Closing()
     Collector(env, frames_per_batch=4)
     gc.collect()
-    assert env.closed == 1
+    assert env.closed == 2
 
 
 class Stuck(NumberedEnv):
@@ -409,45 +382,19 @@ def test_an_error_of_closing_is_raised_and_hides_no_other():
         raise LookupError("mine")
 
 
-@pytest.mark.parametrize(
-    ("call", "arguments"), [("reset", ()), ("set_seed", (0,)), ("rollout", ())], ids=named
-)
-def test_a_closed_collector_refuses(call, arguments):
-    collector = Collector(NumberedEnv(), frames_per_batch=4, total_frames=8)
-    list(collector)
-    collector.shutdown()
-    with pytest.raises(
-        RuntimeError, match=rf"{call}\(\) failed because the collector was shut down"
-    ):
-        getattr(collector, call)(*arguments)
-    assert collector.stats()["frames"] == 8
-
-
-def test_worker_numbers_are_those_of_workers():
-    with (
-        Collector(NumberedEnv(), frames_per_batch=4) as collector,
-        pytest.raises(
-            RuntimeError,
-            match=r"worker_idx was not set: this collector does not belong to a worker",
-        ),
-    ):
-        _ = collector.worker_idx
-
-
-def test_seeds_are_integers_from_zero_on():
+def test_calls_with_wrong_values_are_refused():
     with Collector(NumberedEnv(), frames_per_batch=4) as collector:
+        why = r"worker_idx was not set: this collector does not belong to a worker"
+        with pytest.raises(RuntimeError, match=why):
+            _ = collector.worker_idx
         for seed in (1.5, "1", None, True):
             with pytest.raises(TypeError, match=r"seed must be an integer, but it is"):
                 collector.set_seed(seed)
         with pytest.raises(ValueError, match=r"seed must not be negative, but it is -1"):
             collector.set_seed(-1)
         assert collector.set_seed(np.int64(3), static_seed=True) == 3
-
-
-def test_a_version_is_a_number_or_an_identifier():
-    with pytest.raises(
-        ValueError, match=r"version_type must be int, 'int', str or 'uuid', .* 'date'"
-    ):
+    why = r"version_type must be int, 'int', str or 'uuid', .* 'date'"
+    with pytest.raises(ValueError, match=why):
         PolicyVersion("date")
 
 

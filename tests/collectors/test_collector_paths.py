@@ -50,34 +50,25 @@ def test_a_method_is_called_for_each_entry(collector):
 # --- paths
 
 
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
+def test_an_attribute_is_found_by_its_path(collector):
+    for path, expected in [
         ("env.env.level", 1),
         ("policy.module[0].scores[1]", torch.tensor(1.0)),
         ("policy.in_keys[0]", "observation"),
         ("requested_frames_per_batch", 4),
         ("env.full_observation_spec['observation'].shape[0]", 5),
-    ],
-)
-def test_an_attribute_is_found_by_its_path(collector, path, expected):
-    assert collector.get_distant_attr(path) == expected
-
-
-@pytest.mark.parametrize(
-    ("path", "kind", "match"),
-    [
+    ]:
+        assert collector.get_distant_attr(path) == expected
+    for path, kind, match in [
         ("env.env.height", AttributeError, "no attribute 'height'"),
         ("policy.in_keys[9]", IndexError, "out of range"),
         ("env.full_observation_spec['sound']", KeyError, "sound"),
         ("env..env", ValueError, r"path 'env..env' is malformed at '..env'"),
         ("policy.in_keys[", ValueError, r"malformed at '\['"),
         (3, TypeError, "a path must be text, such as 'env.unwrapped', but it is 3"),
-    ],
-)
-def test_a_wrong_path_is_an_error(collector, path, kind, match):
-    with pytest.raises(kind, match=match):
-        collector.get_distant_attr(path)
+    ]:
+        with pytest.raises(kind, match=match):
+            collector.get_distant_attr(path)
 
 
 def test_a_call_cascades_to_its_path(collector):

@@ -38,32 +38,25 @@ def test_the_trace_of_these_workers_goes_to_the_function_given(workers, count) -
 
 def test_disabling_ends_the_profile() -> None:
     profiles = []
+    options = {"num_rollouts": 9, "warmup_rollouts": 0, "on_trace_ready": profiles.append}
     with collector() as source:
-        source.enable_profile(num_rollouts=9, warmup_rollouts=0, on_trace_ready=profiles.append)
-        assert source.profile_config == ProfileConfig(
-            num_rollouts=9, warmup_rollouts=0, on_trace_ready=profiles.append
-        )
+        source.enable_profile(**options)
+        assert source.profile_config == ProfileConfig(**options)
         source.next()
         source.disable_profile()
         assert len(profiles) == 1
         assert source.profile_config is None
 
 
-def test_it_must_be_enabled_before_the_first_batch() -> None:
+def test_mistakes_are_refused() -> None:
     with collector() as source:
         source.next()
         with pytest.raises(RuntimeError, match=r"before the first batch"):
             source.enable_profile()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+    for options, message in [
         ({"num_rollouts": 1, "warmup_rollouts": 1}, "nothing would be profiled"),
         ({"warmup_rollouts": -1}, "must not be negative"),
         ({"activities": ["gpu"]}, "'cpu' or 'cuda'"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(options, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        ProfileConfig(**options)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            ProfileConfig(**options)

@@ -7,7 +7,6 @@ import torch
 from multi_parts import ALL, BOTH, CLASSES, Chooser, actions, make, rows_of_workers, worker_of
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
-from torch import nn
 
 from trawl.collectors import Collector
 
@@ -70,21 +69,14 @@ def test_weights_may_come_in_any_form(cls):
 
 
 @ALL
-@pytest.mark.parametrize(
-    "weights",
-    [
-        in_module(3),
-        in_module(3).state_dict(),
-        TensorDict.from_module(in_module(3)),
-        {"module": {"choice": torch.tensor(3.0)}},
-        {"module.choice": torch.tensor(3.0)},
-    ],
-    ids=["module", "state dict", "tensordict", "nested dict", "dotted dict"],
-)
-def test_weights_of_a_tensordict_module_are_named_as_it_names_them(cls, weights):
+def test_weights_of_a_tensordict_module_are_named_as_it_names_them(cls):
+    three = in_module(3)
+    dicts = {"module": {"choice": torch.tensor(3.0)}}, {"module.choice": torch.tensor(3.0)}
     with make(cls, policy=in_module(0)) as collector:
-        collector.update_policy_weights_(weights)
-        assert settled(collector) == all_of(cls, 3)
+        for weights in (three, three.state_dict(), TensorDict.from_module(three), *dicts):
+            collector.update_policy_weights_(in_module(0))
+            collector.update_policy_weights_(weights)
+            assert settled(collector) == all_of(cls, 3)
 
 
 @ALL
@@ -111,25 +103,6 @@ def test_weights_are_those_of_the_moment(cls):
         assert settled(collector) == all_of(cls, 0)
 
 
-@BOTH
-def test_buffers_are_sent_as_well(cls):
-    class Moving(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("choice", torch.tensor(1))
-
-        def forward(self, observation):
-            return nn.functional.one_hot(self.choice, 4).expand(*observation.shape[:-1], 4)
-
-    policy = Moving()
-    with make(cls, policy=policy) as collector:
-        assert settled(collector) == [{1}, {1}]
-        policy.choice.fill_(2)
-        assert settled(collector) == [{1}, {1}]
-        collector.update_policy_weights_()
-        assert settled(collector) == [{2}, {2}]
-
-
 def test_tied_weights_are_updated_by_either_name():
     class Tied(Chooser):
         def __init__(self):
@@ -146,13 +119,12 @@ def test_tied_weights_are_updated_by_either_name():
 
 
 @BOTH
-@pytest.mark.parametrize(
-    ("ids", "found"), [(0, [{2}, {1}]), ([1], [{1}, {2}]), ((0, 1), [{2}, {2}])]
-)
-def test_weights_reach_the_workers_they_are_for(cls, ids, found):
+def test_weights_reach_the_workers_they_are_for(cls):
     with make(cls, policy=Chooser(1)) as collector:
-        collector.update_policy_weights_(Chooser(2), worker_ids=ids)
-        assert settled(collector) == found
+        for ids, found in [(0, [{2}, {1}]), ([1], [{1}, {2}]), ((0, 1), [{2}, {2}])]:
+            collector.update_policy_weights_()
+            collector.update_policy_weights_(Chooser(2), worker_ids=ids)
+            assert settled(collector) == found
 
 
 # --- mistakes
@@ -229,16 +201,11 @@ def test_a_policy_may_have_no_weights(cls, policy):
         assert collector.next() is not None
 
 
-@pytest.mark.parametrize("weights", [{"chance": torch.ones(())}, {"choice": torch.ones(2)}])
-def test_weights_that_do_not_fit_what_a_worker_made_are_refused_at_once(weights):
+def test_weights_that_do_not_fit_what_a_worker_made_are_refused_at_once():
     with make(policy_factory=Chooser) as collector:
-        with pytest.raises((KeyError, ValueError), match="choice"):
-            collector.update_policy_weights_(weights)
+        for weights in ({"chance": torch.ones(())}, {"choice": torch.ones(2)}):
+            with pytest.raises((KeyError, ValueError), match="choice"):
+                collector.update_policy_weights_(weights)
         assert collector.next() is not None
-
-
-def test_a_closed_collector_takes_no_weights():
-    collector = make(policy=Chooser(1))
-    collector.shutdown()
     with pytest.raises(RuntimeError, match=r"update_policy_weights_\(\) failed .* shut down"):
         collector.update_policy_weights_()
