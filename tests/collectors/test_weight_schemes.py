@@ -34,9 +34,6 @@ multiprocessing.get_context("forkserver").set_forkserver_preload(
 
 BOTH = pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
 ALL = pytest.mark.parametrize("cls", [Collector, *CLASSES], ids=["one", "sync", "async"])
-SCHEMES = pytest.mark.parametrize(
-    "scheme", [SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme], ids=["shared", "process"]
-)
 #: Each scheme that sends, with each class.
 SENDING = pytest.mark.parametrize(
     ("cls", "scheme"),
@@ -176,9 +173,8 @@ def test_a_scheme_brings_weights_to_the_workers(cls, scheme):
         assert settled(made) == [({1}, 5)] * 2
 
 
-@BOTH
-def test_a_scheme_that_sends_nothing_leaves_the_workers_alone(cls):
-    with collector(cls, weight_sync_schemes={"policy": NoWeightSyncScheme()}) as made:
+def test_a_scheme_that_sends_nothing_leaves_the_workers_alone():
+    with collector(CLASSES[1], weight_sync_schemes={"policy": NoWeightSyncScheme()}) as made:
         made.update_policy_weights_(Chooser(2))
         assert settled(made) == [({1}, 0)] * 2
         # Versions come to them all the same, and what is loaded.
@@ -191,7 +187,8 @@ def test_a_scheme_that_sends_nothing_leaves_the_workers_alone(cls):
     [
         (CLASSES[0], SharedMemWeightSyncScheme),
         (CLASSES[1], MultiProcessWeightSyncScheme),
-        *((cls, None) for cls in (Collector, *CLASSES)),
+        (Collector, None),
+        (CLASSES[1], None),
     ],
 )
 def test_what_a_policy_has_beside_its_weights_is_sent_as_well(cls, scheme):
@@ -209,10 +206,8 @@ def test_what_a_policy_has_beside_its_weights_is_sent_as_well(cls, scheme):
 @pytest.mark.parametrize(
     ("cls", "start_method", "scheme"),
     [
-        (CLASSES[0], "inline", None),
         (CLASSES[1], "messages", None),
-        (CLASSES[0], "messages", SharedMemWeightSyncScheme),
-        (CLASSES[1], "inline", MultiProcessWeightSyncScheme),
+        (CLASSES[0], "inline", SharedMemWeightSyncScheme),
     ],
 )
 def test_the_policy_beside_a_factory_is_where_weights_come_from(cls, scheme, start_method):
@@ -251,11 +246,8 @@ BY_HAND = {
     ("cls", "scheme", "how"),
     [
         (CLASSES[0], SharedMemWeightSyncScheme, "params_map"),
-        (CLASSES[1], SharedMemWeightSyncScheme, "weights"),
-        (CLASSES[0], MultiProcessWeightSyncScheme, "model"),
-        (CLASSES[1], MultiProcessWeightSyncScheme, "params_map"),
+        (CLASSES[1], MultiProcessWeightSyncScheme, "model"),
         (CLASSES[0], DistributedWeightSyncScheme, "weights"),
-        (CLASSES[1], DistributedWeightSyncScheme, "model"),
     ],
 )
 def test_a_scheme_that_was_initialised_keeps_the_weights_that_it_sends(cls, scheme, how):
@@ -289,24 +281,31 @@ def test_a_scheme_for_other_receivers_than_the_workers_is_refused():
         collector(MultiSyncCollector, Chooser(1), weight_sync_schemes={"policy": sender})
 
 
-@BOTH
-def test_a_scheme_belongs_to_one_collector(cls):
-    scheme = SharedMemWeightSyncScheme()
-    with collector(cls, weight_sync_schemes={"policy": scheme}) as made:
-        assert scheme.context is made
-        assert scheme.initialized_on_sender
-        assert scheme.synchronized_on_sender
-        assert scheme.model is made.policy
-        with pytest.raises(RuntimeError, match="scheme of 'policy' is already in use"):
-            collector(cls, weight_sync_schemes={"policy": scheme})
+def test_a_scheme_belongs_to_one_collector_by_which_it_sends():
+    for cls in (Collector, MultiSyncCollector):
+        scheme = SharedMemWeightSyncScheme()
+        with collector(cls, weight_sync_schemes={"policy": scheme}) as made:
+            assert scheme.context is made
+            assert scheme.initialized_on_sender
+            assert scheme.model is made.policy
+            scheme.send(Chooser(2))
+            assert made.policy_version == 1
+            assert settled(made) == [({2}, 1)] * workers_of(cls)
+            if cls is not Collector:
+                scheme.send({0: Chooser(3), 1: Chooser(3)})
+                assert made.policy_version == 2
+                with pytest.raises(RuntimeError, match="scheme of 'policy' is already in use"):
+                    collector(cls, weight_sync_schemes={"policy": scheme})
+                made.update_policy_weights_(Chooser(1))
+                assert settled(made) == [({1}, 3)] * 2
 
 
-@ALL
-@pytest.mark.parametrize("name", ["weight_sync_schemes", "weight_recv_schemes"])
-def test_schemes_are_given_by_model(cls, name):
-    for value in (SharedMemWeightSyncScheme(), {"policy": 3}, ["policy"]):
-        with pytest.raises(TypeError, match=f"{name}.* must "):
-            collector(cls, **{name: value})
+@pytest.mark.parametrize("cls", [Collector, MultiSyncCollector])
+def test_schemes_are_given_by_model(cls):
+    for name in ("weight_sync_schemes", "weight_recv_schemes"):
+        for value in (SharedMemWeightSyncScheme(), {"policy": 3}, ["policy"]):
+            with pytest.raises(TypeError, match=f"{name}.* must "):
+                collector(cls, **{name: value})
 
 
 # --- several models
@@ -332,10 +331,9 @@ def test_a_model_of_the_environment_is_found_by_its_path(cls, scheme):
         assert [found for found, _ in settled(made, rewards)] == [{5.0}, {7.0}]
 
 
-@BOTH
-def test_a_model_that_a_policy_has_is_found_by_its_path(cls):
+def test_a_model_that_a_policy_has_is_found_by_its_path():
     schemes = {"policy.net": SharedMemWeightSyncScheme()}
-    with collector(cls, Wrapping(1), weight_sync_schemes=schemes) as made:
+    with collector(MultiSyncCollector, Wrapping(1), weight_sync_schemes=schemes) as made:
         assert [found for found, _ in settled(made)] == [{1}, {1}]
         made.update_policy_weights_(Chooser(2), model_id="policy.net")
         assert [found for found, _ in settled(made)] == [{2}, {2}]
@@ -356,11 +354,10 @@ def test_a_collector_in_this_process_finds_models_by_their_paths():
         assert made.policy_version == 1
 
 
-@BOTH
-def test_models_without_a_scheme_are_unknown(cls):
+def test_models_without_a_scheme_are_unknown_and_paths_that_lead_nowhere_are_told():
     schemes = {"env.env.head": SharedMemWeightSyncScheme()}
     envs = [partial(HeadedEnv, number) for number in range(2)]
-    with collector(cls, create_env_fn=envs, weight_sync_schemes=schemes) as made:
+    with collector(MultiSyncCollector, create_env_fn=envs, weight_sync_schemes=schemes) as made:
         with pytest.raises(KeyError, match=r"no model 'env.env.tail' .*\['env.env.head', 'policy'"):
             made.update_policy_weights_(head(1), model_id="env.env.tail")
         with pytest.raises(KeyError, match="no model 'critic'"):
@@ -369,13 +366,10 @@ def test_models_without_a_scheme_are_unknown(cls):
             made.update_policy_weights_(model_id="env.env.head")
         # Nothing of what was given with them has changed.
         assert settled(made) == [({1}, 0)] * 2
-
-
-@BOTH
-def test_a_path_that_leads_nowhere_is_told_by_who_looks_there(cls):
-    schemes = {"env.env.tail": SharedMemWeightSyncScheme()}
     with pytest.raises(KeyError, match=r"no model 'env\.env\.tail'"):
-        collector(cls, weight_sync_schemes=schemes)
+        collector(
+            MultiSyncCollector, weight_sync_schemes={"env.env.tail": SharedMemWeightSyncScheme()}
+        )
 
 
 # --- while batches are made in the background
@@ -435,66 +429,51 @@ def test_a_collector_takes_the_weights_it_is_sent(cls, scheme, options):
 
 
 @RECEIVING
-def test_who_sent_may_wait_until_a_collector_has_taken_it(cls, scheme):
-    learner = Learner(scheme)
-    with collector(cls, weight_recv_schemes={"policy": learner.end}) as made:
-        learner.scheme.send_async(Chooser(3))
-        with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(learner.scheme.wait_async, PATIENCE)
-            assert settled(made) == [({3}, 1)] * workers_of(cls)
-            waiting.result(PATIENCE)
-        learner.scheme.wait_async(0)
-
-
-@ALL
-def test_weights_that_were_sent_before_are_taken_at_once(cls):
+def test_weights_are_received_before_a_batch_or_when_that_is_asked_for(cls, scheme):
+    """Also those that were sent before; and who sent them may wait until they are taken."""
     for at_once in (True, False):
-        learner = Learner(SharedMemWeightSyncScheme)
-        learner.send()
+        learner = Learner(scheme)
         with collector(cls) as made:
+            learner.send()
             schemes = {"policy": learner.end}
             made.register_scheme_receiver(schemes, synchronize_weights=at_once)
             assert made.policy_version == int(at_once)
             assert settled(made) == [({2}, 1)] * workers_of(cls)
-
-
-@ALL
-def test_weights_are_received_when_that_is_asked_for(cls):
-    learner = Learner(SharedMemWeightSyncScheme)
-    with collector(cls, weight_recv_schemes={"policy": learner.end}) as made:
-        made.receive_weights()
-        assert made.policy_version == 0
-        learner.send()
-        assert made.policy_version == 0
-        made.receive_weights()
-        assert made.policy_version == 1
-        for kwargs in ({"policy_or_weights": Chooser(3)}, {"policy": Chooser(3)}, {"weights": {}}):
-            with pytest.raises(ValueError, match=r"receive_weights\(\) takes no weights here"):
-                made.receive_weights(**kwargs)
-        assert settled(made) == [({2}, 1)] * workers_of(cls)
+            learner.send(Chooser(0))
+            assert made.policy_version_tracker.version == 1
+            for _ in range(2):
+                made.receive_weights()
+                assert made.policy_version_tracker.version == 2
+            for given in (
+                {"policy_or_weights": Chooser(3)},
+                {"policy": Chooser(3)},
+                {"weights": {}},
+            ):
+                with pytest.raises(ValueError, match=r"receive_weights\(\) takes no weights here"):
+                    made.receive_weights(**given)
+            learner.scheme.send_async(Chooser(3))
+            with ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(learner.scheme.wait_async, PATIENCE)
+                assert settled(made) == [({3}, 3)] * workers_of(cls)
+                waiting.result(PATIENCE)
+            learner.scheme.wait_async(0)
 
 
 @ALL
 def test_without_schemes_weights_are_received_as_they_are_given(cls):
+    forms = [{"policy_or_weights": Chooser(2)}, {"policy": Chooser(3)}]
+    forms.append({"weights": Chooser(0).state_dict()})
     with collector(cls) as made:
-        for version, kwargs in enumerate(
-            (
-                {"policy_or_weights": Chooser(2)},
-                {"policy": Chooser(3)},
-                {"weights": Chooser(0).state_dict()},
-            ),
-            start=1,
-        ):
-            made.receive_weights(**kwargs)
-            choice = (version + 1) % 4
-            assert settled(made) == [({choice}, version)] * workers_of(cls)
+        for version, form in enumerate(forms, start=1):
+            made.receive_weights(**form)
+            assert settled(made) == [({(version + 1) % 4}, version)] * workers_of(cls)
         with pytest.raises(ValueError, match="pass only one of policy, weights"):
             made.receive_weights(policy=Chooser(), weights={})
     with pytest.raises(RuntimeError, match=r"receive_weights\(\) failed .* shut down"):
         made.receive_weights(Chooser())
 
 
-@ALL
+@pytest.mark.parametrize("cls", [Collector, MultiSyncCollector])
 def test_what_comes_beside_the_weights_is_received(cls):
     learner = Learner(SharedMemWeightSyncScheme, Talking(3))
     with collector(cls, Talking(1), weight_recv_schemes={"policy": learner.end}) as made:
@@ -523,7 +502,7 @@ def test_weights_that_do_not_fit_are_told_when_they_are_taken(cls):
             made.next()
 
 
-@ALL
+@pytest.mark.parametrize("cls", [Collector, MultiSyncCollector])
 def test_the_senders_end_receives_nothing(cls):
     scheme = SharedMemWeightSyncScheme()
     scheme.init_on_sender(model=Chooser())
@@ -533,22 +512,15 @@ def test_the_senders_end_receives_nothing(cls):
         made.register_scheme_receiver({"policy": scheme})
 
 
-def test_a_scheme_may_be_initialised_and_connected_before():
-    learner = Learner(SharedMemWeightSyncScheme, num_workers=3)
-    learner.end.init_on_receiver(worker_idx=2)
-    learner.end.connect()
-    with collector(Collector, weight_recv_schemes={"policy": learner.end}) as made:
-        learner.send(Chooser(3), worker_ids=2)
-        learner.send(Chooser(0), worker_ids=1)
-        assert settled(made) == [({3}, 1)]
-
-
-@SCHEMES
+@pytest.mark.parametrize("scheme", [SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme])
 def test_a_collector_sends_to_another_one(scheme):
+    """The receiver's end may be connected before."""
     one = scheme()
     with collector(Collector, weight_sync_schemes={"policy": one}) as sender:
-        assert one.initialized_on_sender
-        with collector(Collector, weight_recv_schemes={"policy": as_sent(one)}) as receiver:
+        end = as_sent(one)
+        end.init_on_receiver(worker_idx=0)
+        end.connect()
+        with collector(Collector, weight_recv_schemes={"policy": end}) as receiver:
             sender.update_policy_weights_(Chooser(3))
             assert settled(sender) == settled(receiver) == [({3}, 1)]
             # It is the version of who sent it.
@@ -616,32 +588,19 @@ def test_a_policy_may_have_no_shapes_yet(cls):
         assert settled(made) == [({1}, 2)] * 2
 
 
-def cast(policy: Chooser) -> None:
-    policy.double()
-
-
-def moved(policy: Chooser) -> None:
-    policy.choice.data = policy.choice.data.clone()
-
-
 def replaced(policy: Chooser) -> None:
     policy.choice = nn.Parameter(policy.choice.detach().clone())
 
 
 @ALL
-@pytest.mark.parametrize("change", [cast, moved, replaced], ids=lambda change: change.__name__)
-def test_what_becomes_of_the_policy_later_is_no_obstacle(cls, change):
+def test_what_becomes_of_the_policy_later_is_no_obstacle(cls):
     policy = Chooser(1)
     with collector(cls, policy) as made:
-        for version, choice in enumerate((2, 3), start=1):
+        for version, change in enumerate((Chooser.double, replaced, Chooser.float), start=1):
             change(policy)
-            policy.become(choice)
+            policy.become((version + 1) % 4)
             made.update_policy_weights_()
-            assert settled(made) == [({choice}, version)] * workers_of(cls)
-
-
-def other_shape(policy: Chooser) -> None:
-    policy.choice.data = torch.zeros(2)
+            assert settled(made) == [({(version + 1) % 4}, version)] * workers_of(cls)
 
 
 def other_name(policy: Chooser) -> None:
@@ -652,13 +611,10 @@ def no_values(policy: Chooser) -> None:
     policy.to("meta")
 
 
-@BOTH
-@pytest.mark.parametrize(
-    "change", [other_shape, other_name, no_values], ids=lambda change: change.__name__
-)
-def test_a_policy_that_no_longer_fits_is_refused_at_the_call(cls, change):
+@pytest.mark.parametrize("change", [other_name, no_values], ids=lambda change: change.__name__)
+def test_a_policy_that_no_longer_fits_is_refused_at_the_call(change):
     policy = Chooser(1)
-    with collector(cls, policy) as made:
+    with collector(MultiSyncCollector, policy) as made:
         change(policy)
         with pytest.raises((KeyError, ValueError), match=r"'choice'|'another'"):
             made.update_policy_weights_()

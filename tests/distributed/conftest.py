@@ -4,7 +4,7 @@ import sys
 import nursery
 import pytest
 
-pytest.register_assert_rewrite("backend_conformance")
+pytest.register_assert_rewrite("backend_conformance", "cluster_conformance")
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "collectors"))
 
 

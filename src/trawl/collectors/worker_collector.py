@@ -294,9 +294,11 @@ class WorkerCollector(BaseCollector, OptionAttributes):  # type: ignore[misc]  #
         gathering, figures = self.parts.gathering, self.parts.figures
         if gathering.normalization is None and normalize:
             gathering.normalization = Normalization(normalize, ready[0].statistics)
-        gathering.start(ready)
-        figures.assembler, figures.scheduler = gathering.assembler, gathering.scheduler
+        figures.scheduler = gathering.scheduler
+        # Before requests: new workers may be asked for their part of a batch that is under way.
         figures.connect(self.parts.timeline.tracer)
+        gathering.start(ready)
+        figures.assembler = gathering.assembler
         if callable(self.config.reset_kwargs):
             self.parts.control.number_environments(self.parts.control.first_env)
         return ready

@@ -129,6 +129,8 @@ class WeightSender:
             except BaseException:
                 for other in attached:
                     other.shutdown()
+                # The others may belong to another collector, and stay as they are.
+                self._schemes = {}
                 raise
             attached.append(scheme)
         self.policy_scheme = self._schemes[POLICY]
