@@ -1,19 +1,22 @@
-"""Updates that don't do what they seem to: each is an error of the call, or does it."""
+"""Updates that are less or more than they seem: each does what it says, or is an error."""
 
+import os
+import signal
 import warnings
+from contextlib import suppress
 
 import numpy as np
 import pytest
 import torch
+from collector_parts import Buffer
 from multi_parts import BOTH, LARGE_COUNT, Chooser, Counter, actions, make
 from torch import nn
 
-from trawl.collectors import Collector, MultiSyncCollector
+from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from trawl.testing.envs import NumberedEnv
 from trawl.weight_update import (
     MultiProcessedWeightUpdater,
     SharedMemWeightSyncScheme,
-    VanillaWeightUpdater,
 )
 
 
@@ -21,59 +24,6 @@ def stamps(batch):
     """The versions in a batch, by action."""
     acted = batch["action"].argmax(-1).reshape(-1).tolist()
     return set(zip(acted, batch["policy_version"].reshape(-1).tolist(), strict=True))
-
-
-def test_a_collectors_scheme_sends_by_the_collector():
-    scheme = SharedMemWeightSyncScheme()
-    with make(
-        MultiSyncCollector,
-        policy=Chooser(1),
-        track_policy_version=True,
-        weight_sync_schemes={"policy": scheme},
-    ) as collector:
-        scheme.send(Chooser(2))
-        assert stamps(collector.next()) == {(2, 1)}
-        scheme.send({0: Chooser(3), 1: Chooser(3)})
-        assert collector.policy_version == 2
-        collector.update_policy_weights_(Chooser(1))
-        assert stamps(collector.next()) == {(1, 3)}
-
-
-def test_a_scheme_of_a_collector_without_workers_sends_to_it():
-    scheme = SharedMemWeightSyncScheme()
-    with Collector(
-        NumberedEnv, Chooser(1), frames_per_batch=4, weight_sync_schemes={"policy": scheme}
-    ) as collector:
-        scheme.send(Chooser(2))
-        assert actions(collector.next()) == {2}
-
-
-@BOTH
-def test_an_updater_for_one_process_is_refused_by_a_collector_with_workers(cls):
-    policy = Chooser(1)
-    updater = VanillaWeightUpdater.from_policy(policy)
-    with pytest.raises(ValueError, match=r"weight_updater: VanillaWeightUpdater .* its workers"):
-        make(cls, policy=policy, weight_updater=updater)
-
-
-def skipping():
-    """An updater that leaves a worker out."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-
-        class Skipping(MultiProcessedWeightUpdater):
-            def _skip_update(self, worker_id):
-                return worker_id == 1
-
-        return Skipping()
-
-
-def test_a_worker_that_an_updater_skips_keeps_its_version():
-    with make(
-        MultiSyncCollector, policy=Chooser(1), track_policy_version=True, weight_updater=skipping()
-    ) as collector:
-        collector.update_policy_weights_(Chooser(2))
-        assert stamps(collector.next()) == {(2, 1), (1, 0)}
 
 
 class Stateful(Chooser):
@@ -123,12 +73,20 @@ class Larger(Chooser):
         self.more = nn.Parameter(torch.zeros(3))
 
 
-class Counting(Chooser):
-    """A policy that counts its calls in a buffer."""
+class Remembering(Chooser):
+    """A policy that counts its calls in a buffer, and whose choice is extra state."""
 
-    def __init__(self, choice=0):
+    def __init__(self, choice=0, level=1.0):
         super().__init__(choice)
+        self.register_buffer("level", torch.tensor(level))
         self.register_buffer("calls", torch.zeros(()))
+        self.extra = choice
+
+    def get_extra_state(self):
+        return self.extra
+
+    def set_extra_state(self, state):
+        self.extra = state
 
     def forward(self, observation):
         self.calls += 1
@@ -136,64 +94,51 @@ class Counting(Chooser):
 
 
 @pytest.mark.parametrize("method", ["inline", "forkserver", "messages"])
-def test_buffers_that_are_left_out_stay_as_the_worker_has_them(method):
-    with make(MultiSyncCollector, policy=Counting(1), start_method=method) as collector:
+def test_what_is_not_given_stays_as_the_worker_has_it(method):
+    """Extra state, and buffers, in which workers may differ."""
+    policies = [Remembering(1, level=0.25), Remembering(1, level=0.5)]
+    with make(MultiSyncCollector, policy=policies, start_method=method) as collector:
+        for policy in policies:
+            policy.extra = 3
         collector.update_policy_weights_()
         collector.next()
         before = [float(calls) for calls in collector.get_distant_attr("policy.calls")]
         assert all(before)
         collector.update_policy_weights_({"choice": torch.tensor(2.0)})
         assert actions(collector.next()) == {2}
+        assert collector.get_distant_attr("policy.extra") == [3, 3]
+        assert [float(x) for x in collector.get_distant_attr("policy.level")] == [0.25, 0.5]
         after = [float(calls) for calls in collector.get_distant_attr("policy.calls")]
         assert after == [2 * calls for calls in before]
 
 
-WRONG_KINDS = {
-    "a count for a weight": ("choice", torch.tensor(2), "torch.int64", "torch.float32"),
-    "a mask for a weight": ("choice", torch.tensor(True), "torch.bool", "torch.float32"),
-    "a number for a count": ("count", torch.tensor(2.0), "torch.float32", "torch.int64"),
-    "a number for a mask": ("mask", torch.ones(2), "torch.float32", "torch.bool"),
-    "a count for a mask": ("mask", torch.tensor([1, 2]), "torch.int64", "torch.bool"),
-}
-
-
-def counting(method, policy):
-    """A collector with such a policy, in one process or with workers."""
+@pytest.mark.parametrize("method", [None, "inline", "messages", "forkserver"])
+def test_counts_and_masks_arrive_as_they_are_or_are_refused(method):
+    policy = Counter(1, 3)
     if method is None:
-        return Collector(NumberedEnv, policy, frames_per_batch=10)
-    return make(MultiSyncCollector, policy=policy, start_method=method)
+        made = Collector(NumberedEnv, policy, frames_per_batch=10)
+    else:
+        made = make(MultiSyncCollector, policy=policy, start_method=method)
 
+    def found(name):
+        """A buffer of the policy, or of each worker's."""
+        if method is None:
+            return [getattr(made.policy, name)]
+        return made.get_distant_attr(f"policy.{name}")
 
-def buffers_of(collector, name):
-    """A buffer of the policy, or of each worker's."""
-    if isinstance(collector, Collector):
-        return [getattr(collector.policy, name)]
-    return collector.get_distant_attr(f"policy.{name}")
-
-
-@pytest.mark.parametrize("method", [None, "inline", "messages", "forkserver"])
-def test_weights_of_another_kind_are_refused_and_change_nothing(method):
-    with counting(method, Counter(1, 3)) as collector:
-        for name, value, given, own in WRONG_KINDS.values():
-            weights = {**Counter(2, 4).state_dict(), name: value}
-            match = rf"weight '{name}' is {given}, which is not cast to the policy's {own}"
-            with pytest.raises(ValueError, match=match):
-                collector.update_policy_weights_(weights)
-        assert actions(collector.next()) == {1}
-        assert {int(count) for count in buffers_of(collector, "count")} == {3}
-
-
-@pytest.mark.parametrize("method", [None, "inline", "messages", "forkserver"])
-def test_counts_and_masks_arrive_as_they_are(method):
-    with counting(method, Counter(1)) as collector:
-        collector.update_policy_weights_(Counter(2, LARGE_COUNT, (False, True)))
-        assert actions(collector.next()) == {2}
-        for count in buffers_of(collector, "count"):
-            assert count.dtype == torch.int64
-            assert int(count) == LARGE_COUNT
-        for mask in buffers_of(collector, "mask"):
-            assert mask.dtype == torch.bool
-            assert mask.tolist() == [False, True]
+    with made:
+        wrong = {**Counter(2, 4).state_dict(), "count": torch.tensor(2.0)}
+        match = r"weight 'count' is torch.float32, which is not cast to the policy's torch.int64"
+        with pytest.raises(ValueError, match=match):
+            made.update_policy_weights_(wrong)
+        assert actions(made.next()) == {1}
+        assert {int(count) for count in found("count")} == {3}
+        made.update_policy_weights_(Counter(2, LARGE_COUNT, (False, True)))
+        assert actions(made.next()) == {2}
+        assert {(count.dtype, int(count)) for count in found("count")} == {
+            (torch.int64, LARGE_COUNT)
+        }
+        assert all(torch.equal(mask, torch.tensor([False, True])) for mask in found("mask"))
 
 
 def counted() -> Counter:
@@ -233,51 +178,90 @@ def test_workers_are_named_by_integers_of_any_kind():
             assert [actions(row) for row in collector.next()] == [{1}, {choice}]
 
 
-class Wrapped(nn.Module):
-    """A module within another, as DataParallel has it."""
-
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-
-    def forward(self, observation):
-        return self.module(observation)
-
-
-@pytest.mark.parametrize(
-    ("inside", "given", "hint"),
-    [
-        (Chooser(1), Wrapped(Chooser(2)), "pass the module inside the wrapper"),
-        (Wrapped(Chooser(1)), Chooser(2), "pass the module that contains this one"),
-    ],
-)
-def test_weights_of_a_module_within_another_are_recognised(inside, given, hint):
-    with (
-        Collector(NumberedEnv, inside, frames_per_batch=4) as collector,
-        pytest.raises(KeyError, match=hint),
-    ):
-        collector.update_policy_weights_(given)
+def test_extra_state_that_outgrew_its_room_changes_nothing():
+    policy = Remembering(1)
+    with make(MultiSyncCollector, policy=policy, track_policy_version=True) as collector:
+        collector.update_policy_weights_()
+        policy.extra = bytes(10_000_000)
+        with pytest.raises(ValueError, match="extra state has grown to 100"):
+            collector.update_policy_weights_(Chooser(2).state_dict() | policy.state_dict())
+        assert collector.get_policy_version() == 1
+        assert actions(collector.next()) == {1}
 
 
-def test_sparse_weights_are_refused():
-    with (
-        Collector(NumberedEnv, Larger(1), frames_per_batch=4) as collector,
-        pytest.raises(ValueError, match=r"'more' is torch\.sparse_coo"),
-    ):
-        collector.update_policy_weights_(
-            {"choice": torch.tensor(1.0), "more": torch.ones(3).to_sparse()}
-        )
+def test_updates_in_inference_mode_are_no_others():
+    policy = Chooser(1)
+    with make(MultiSyncCollector, policy=policy) as collector:
+        with torch.inference_mode():
+            collector.update_policy_weights_({"choice": torch.tensor(2.0)})
+        for choice in (3, 2, 3):
+            collector.update_policy_weights_(Chooser(choice))
+        assert actions(collector.next()) == {3}
 
 
-@pytest.mark.parametrize("count", [0, -2])
-def test_a_scheme_has_receivers(count):
-    with pytest.raises(
-        ValueError, match=f"num_workers is {count}, but there must be at least one receiver"
-    ):
-        SharedMemWeightSyncScheme().init_on_sender(model=Chooser(1), num_workers=count)
+@BOTH
+def test_a_worker_that_is_replaced_has_the_version_of_its_weights(cls):
+    scheme = SharedMemWeightSyncScheme(per_worker_weights=True)
+    with make(
+        cls,
+        policy=Chooser(1),
+        track_policy_version=True,
+        weight_sync_schemes={"policy": scheme},
+        start_method="forkserver",
+        init_fn=_note_pid,
+    ) as collector:
+        collector.update_policy_weights_({0: Chooser(2)})
+        stats = collector.stats("per_worker")
+        assert [stats[f"worker_{i}/policy_version"] for i in range(2)] == [1, 0]
+        (pid,) = collector.map_fn("policy.pid", [(), ()])[1:]
+        os.kill(pid, signal.SIGKILL)
+        batches = []
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            while not told:
+                batches.append(collector.next())
+        batches += [collector.next() for _ in range(6)]
+        for batch in batches:
+            for row in batch if cls is MultiSyncCollector else [batch]:
+                assert actions(row) == {1 + int(row["policy_version"].max())}
 
 
-def test_what_was_given_to_a_sender_can_be_looked_at():
-    scheme = SharedMemWeightSyncScheme()
-    scheme.init_on_sender(weights={"a": torch.ones(2)})
-    assert scheme.weights["a"].tolist() == [1, 1]
+def _note_pid():
+    Chooser.pid = staticmethod(os.getpid)
+
+
+def test_versions_alone_keep_the_bound_as_well():
+    with make(
+        MultiAsyncCollector, policy=Chooser(1), max_policy_lag=1, track_policy_version=True
+    ) as collector:
+        collector.next()
+        collector.increment_version()
+        with suppress(RuntimeError):
+            for _ in range(3):
+                collector.increment_version()
+        assert collector.stats()["policy_version"] < 4
+
+
+def test_an_update_by_an_updater_is_one():
+    with make(
+        MultiAsyncCollector,
+        policy=Chooser(1),
+        weight_updater=MultiProcessedWeightUpdater(),
+        max_policy_lag=1,
+    ) as collector:
+        for _ in range(6):
+            collector.next()
+            collector.update_policy_weights_()
+        assert collector.stats()["policy_lag_max"] <= 1
+
+
+def test_in_the_background_an_updater_waits_for_its_turn():
+    with make(
+        MultiSyncCollector,
+        policy=Chooser(1),
+        replay_buffer=Buffer(),
+        weight_updater=MultiProcessedWeightUpdater(),
+    ) as collector:
+        collector.start()
+        for _ in range(5):
+            collector.update_policy_weights_(Chooser(2))

@@ -8,6 +8,8 @@ from functools import partial
 
 import pytest
 import torch
+from buffer_parts import FRAMES, check_background, check_contents
+from collector_parts import by_step
 from multi_parts import envs
 from tensordict import TensorDict
 
@@ -37,7 +39,7 @@ def data(count, start=0):
     return TensorDict({"x": x}, [count])
 
 
-def test_what_is_written_is_read(buffer):
+def test_what_is_written_by_any_client_is_read(buffer):
     buffer.empty()
     assert (buffer.service_backend, len(buffer)) == ("ray", 0)
     buffer.extend(data(50))
@@ -50,66 +52,39 @@ def test_what_is_written_is_read(buffer):
     assert buffer.sample(5).shape == (5,)
     assert next(iter(buffer)).shape == (16,)
     assert buffer.stats()["size"] == 51
+    state = buffer.state_dict()
+    for client in (*buffer.clients(2), buffer):
+        pickle.loads(pickle.dumps(client)).extend(data(7))
+    assert len(buffer) == len(pickle.loads(pickle.dumps(buffer))) == 72
+    buffer.load_state_dict(state)
+    assert len(buffer) == 51
 
 
-class Scored(torchrl_data.ReplayBuffer):
-    """A buffer that keeps the priorities it is given."""
-
-    def update_priority(self, index, priority):
-        self.scores = dict(zip(index.tolist(), priority.tolist(), strict=True))
-
-    def stats(self):
-        return {"scores": self.scores}
-
-
-def test_priorities(cluster):
-    buffer = RayReplayBuffer(
-        storage=partial(torchrl_data.ListStorage, 10), replay_buffer_cls=Scored,
-        remote_config=FREE, delayed_init=True,
-    )  # fmt: skip
-    buffer.update_priority(torch.arange(2), torch.tensor([1.0, 0.5]))
-    assert buffer.stats() == {"size": 0, "write_count": 0, "scores": {0: 1.0, 1: 0.5}}
-    buffer.close()
-    buffer.close()
-
-
-class Locked(torchrl_data.ReplayBuffer):
-    """A buffer that tells whether its lock has a name that would outlive it."""
+class Own(torchrl_data.ReplayBuffer):
+    """A buffer that keeps the priorities it is given, and has a lock."""
 
     def __init__(self, **options):
         super().__init__(**options)
         self.lock = multiprocessing.RLock()
 
+    def update_priority(self, index, priority):
+        self.scores = dict(zip(index.tolist(), priority.tolist(), strict=True))
+
     def stats(self):
-        # Without a name it was removed from there when it was made.
-        return {"named": self.lock._semlock.name is not None}
+        return {"scores": self.scores, "named": self.lock._semlock.name is not None}
 
 
-def test_an_actor_that_is_killed_leaves_no_semaphore(cluster):
+def test_a_class_of_ones_own_gets_priorities_and_leaves_no_semaphore():
     buffer = RayReplayBuffer(
-        storage=partial(torchrl_data.ListStorage, 10), replay_buffer_cls=Locked,
-        remote_config=FREE,
+        storage=partial(torchrl_data.ListStorage, 10), replay_buffer_cls=Own,
+        remote_config=FREE, delayed_init=True,
     )  # fmt: skip
-    assert buffer.stats()["named"] is False
+    buffer.update_priority(torch.arange(2), torch.tensor([1.0, 0.5]))
+    # A name of a semaphore would outlive an actor that is killed.
+    found = {"scores": {0: 1.0, 1: 0.5}, "named": False}
+    assert buffer.stats() == {"size": 0, "write_count": 0, **found}
     buffer.close()
-
-
-def test_its_state_is_loaded(buffer):
-    buffer.empty()
-    buffer.extend(data(20))
-    state = buffer.state_dict()
-    buffer.empty()
-    buffer.load_state_dict(state)
-    assert len(buffer) == 20
-
-
-def test_clients_are_sent(buffer):
-    buffer.empty()
-    for client in buffer.clients(2):
-        pickle.loads(pickle.dumps(client)).extend(data(7))
-    pickle.loads(pickle.dumps(buffer)).extend(data(7))
-    assert len(buffer) == 21
-    assert len(pickle.loads(pickle.dumps(buffer))) == 21
+    buffer.close()
 
 
 def test_errors_are_those_of_the_buffer(buffer, cluster):
@@ -129,37 +104,56 @@ def test_errors_are_those_of_the_buffer(buffer, cluster):
         use()
 
 
+def torchrl_actor(**options):
+    return torchrl_data.RayReplayBuffer(remote_config=FREE, **options)
+
+
+def torchrl_service(**options):
+    service = {"service_backend": "ray", "service_backend_options": {"remote_config": FREE}}
+    return torchrl_data.TensorDictReplayBuffer(**options, **service)
+
+
+def trawl_actor(**options):
+    return RayReplayBuffer(remote_config=FREE, **options)
+
+
+def filled(make):
+    """A buffer in an actor, and what makes collectors whose workers are actors."""
+    buffer = make(storage=partial(torchrl_data.LazyTensorStorage, 1000), batch_size=64)
+
+    def of(source, **options):
+        return RayCollector(source, by_step(), remote_configs=FREE, **options)
+
+    return buffer, of
+
+
+@pytest.mark.parametrize("make", [torchrl_actor, torchrl_service])
+def test_workers_write_into_an_actor_of_torchrl(make):
+    buffer, of = filled(make)
+    source = envs(2, lengths=[1000])
+    options = {"frames_per_batch": 20, "total_frames": FRAMES, "sync": True}
+    with of(source, replay_buffer=buffer, **options) as collector:
+        assert [batch for batch in collector if batch is not None] == []
+        assert collector.stats()["frames"] == buffer.write_count == FRAMES
+    check_contents(buffer[:])
+    assert buffer.sample().shape == (64,)
+    buffer.close()
+
+
 def test_workers_write_each_batch_once(cluster):
     """Also one that dies when its batch is in the buffer, before it says so."""
-    buffer = RayReplayBuffer(
-        storage=partial(torchrl_data.LazyTensorStorage, 1000), remote_config=FREE
-    )
-    collector = RayCollector(
-        envs(2), frames_per_batch=12, total_frames=240, replay_buffer=buffer, remote_configs=FREE
-    )
-    with collector, pytest.warns(RuntimeWarning, match="worker 1 died"):  # noqa: PT031
+    buffer, of = filled(trawl_actor)
+    options = {"frames_per_batch": 12, "total_frames": 240, "replay_buffer": buffer}
+    with of(envs(2), **options) as collector, pytest.warns(RuntimeWarning, match="worker 1 died"):  # noqa: PT031
         for number, nothing in enumerate(collector):
             assert nothing is None
             if number == 2:
                 os.kill(collector._pool.slots[1].worker.pid, signal.SIGKILL)
     assert len(buffer) == buffer.write_count == collector.stats()["frames"] == 240
-
-
-def test_a_pass_without_replacement_ends(cluster):
-    one = RayReplayBuffer(
-        storage=partial(torchrl_data.LazyTensorStorage, 100),
-        sampler=torchrl_data.SamplerWithoutReplacement,
-        batch_size=4,
-        remote_config=FREE,
-    )
-    try:
-        one.extend(data(12))
-        for _ in range(2):
-            found = torch.cat([batch["x"][:, 0] for batch in one])
-            assert found.sort().values.tolist() == list(range(12))
-        assert one.next().shape == (4,)
-    finally:
-        one.close()
+    buffer.close()
+    buffer, of = filled(trawl_actor)
+    check_background(of, buffer, frames_per_batch=20)
+    buffer.close()
 
 
 def test_it_has_the_public_names_of_a_buffer(buffer, tmp_path):
@@ -184,6 +178,8 @@ def test_it_has_the_public_names_of_a_buffer(buffer, tmp_path):
     buffer.loads(tmp_path / "saved")
     assert buffer[:]["x"][:, 0].tolist() == [70, 71, 2, 3, 4, 5, 6, 7]
     buffer.set_sampler(torchrl_data.SamplerWithoutReplacement())
-    assert sum(len(batch) for batch in buffer) == 8
+    for _ in range(2):
+        assert sum(len(batch) for batch in buffer) == 8
+    assert buffer.next().shape == (8,)
     buffer.set_sampler(torchrl_data.RandomSampler())
     assert buffer.is_alive

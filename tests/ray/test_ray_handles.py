@@ -32,9 +32,19 @@ def stamps(batch: Any) -> list[tuple[int, int]]:
     return [(acted.pop(), versions.pop()) for acted, versions in rows]
 
 
+class Own(Collector):
+    """A collector with methods of its own, one of them named as a method of actors could be."""
+
+    def times(self, number: int) -> int:
+        return number * self.worker_idx
+
+    def stop(self) -> str:
+        return f"{self.worker_idx} goes on"
+
+
 def test_they_have_the_methods_of_the_workers_collectors():
     book = ledger(2)
-    with make() as collector:
+    with make(collector_class=Own) as collector:
         first, second = collector.remote_collectors
         assert isinstance(first, ray.actor.ActorHandle)
         book.add(collector.next())
@@ -51,6 +61,8 @@ def test_they_have_the_methods_of_the_workers_collectors():
         assert get(second.get_distant_attr.remote("config.worker_idx")) == 1
         assert get(first.get_policy_version.remote()) == 0
         assert get(second.is_running.remote()) is False
+        assert get(first.times.remote(number=3), second.times.remote(number=3)) == [0, 3]
+        assert get(first.stop.remote(), second.stop.remote()) == ["0 goes on", "1 goes on"]
         state = get(first.state_dict.remote())
         assert float(state["policy_state_dict"]["choice"]) == 1
         get(first.reset.remote())
@@ -185,21 +197,6 @@ def test_errors_are_those_of_the_call():
             collector.next()
 
 
-def test_the_worker_ends_by_its_handle():
-    with make(workers=1) as collector:
-        collector.next()
-        (handle,) = collector.remote_collectors
-        get(handle.shutdown.remote())
-        with pytest.raises(RuntimeError, match=r"this worker has ended: the collector's remote_"):
-            get(handle.stats.remote())
-        with pytest.warns(
-            RuntimeWarning, match="worker 0 exited with status 0; a new worker takes"
-        ):
-            batch = collector.next()
-        assert NumberedEnv.numbers(batch)[..., 3].flatten().tolist() == list(range(12))
-        assert get(collector.remote_collectors[0].stats.remote())["batches"] == 1
-
-
 def test_no_frames_are_taken_that_would_be_missing():
     with make(trajs_per_batch=2, traj_format="cat") as collector:
         for name in ("next", "rollout", "load_state_dict"):
@@ -221,26 +218,6 @@ def test_no_frames_are_taken_that_would_be_missing():
     buffer.close()
 
 
-class Own(Collector):
-    """A collector with methods of its own, one of them named as a method of actors could be."""
-
-    def times(self, number: int) -> int:
-        return number * self.worker_idx
-
-    def stop(self) -> str:
-        return f"{self.worker_idx} goes on"
-
-
-def test_methods_of_a_class_of_ones_own():
-    with make(collector_class=Own) as collector:
-        assert get(*(h.times.remote(number=3) for h in collector.remote_collectors)) == [0, 3]
-        assert get(*(h.stop.remote() for h in collector.remote_collectors)) == [
-            "0 goes on",
-            "1 goes on",
-        ]
-        assert collector.next().numel() == 12
-
-
 def test_workers_that_have_workers():
     with make(workers=2, collector_class="sync", num_workers_per_collector=2) as collector:
         found = [collector.next() for _ in range(2)]
@@ -258,25 +235,33 @@ def test_workers_that_have_workers():
 
 
 def test_calls_of_a_process_are_in_order_whatever_the_options_say():
+    """And the worker ends by one."""
+
     @ray.remote(num_cpus=0)
     def late() -> Any:
         # Time enough for later calls to come first, if they could.
-        time.sleep(2)
+        time.sleep(0.5)
         return {"choice": torch.tensor(3.0)}
 
+    policy = Chooser(1)
     options = {"num_cpus": 0, "memory": 0, "max_concurrency": 4}
-    with make(workers=1, remote_configs=options) as collector:
+    with make(policy, workers=1, remote_configs=options) as collector:
         (handle,) = collector.remote_collectors
-        calls = [handle.update_policy_weights_.remote(late.remote())]
-        calls.append(handle.update_policy_weights_.remote(Chooser(2)))
-        get(*calls)
+        get(
+            handle.update_policy_weights_.remote(late.remote()),
+            handle.update_policy_weights_.remote(Chooser(2)),
+        )
         assert actions(collector.next()) == {2}
-
-
-def test_a_program_that_has_handles_is_not_warned_of_unsent_weights():
-    policy = Chooser(0)
-    with make(policy) as collector:
-        assert len(collector.remote_collectors) == 2
+        # A program that has handles is not warned of weights that it did not send.
         for number in range(10):
             collector.next()
             policy.become(number % 4)
+        get(handle.shutdown.remote())
+        with pytest.raises(RuntimeError, match=r"this worker has ended: the collector's remote_"):
+            get(handle.stats.remote())
+        with pytest.warns(
+            RuntimeWarning, match="worker 0 exited with status 0; a new worker takes"
+        ):
+            batch = collector.next()
+        assert NumberedEnv.numbers(batch)[..., 3].flatten().tolist() == list(range(12))
+        assert get(collector.remote_collectors[0].stats.remote())["batches"] == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from trawl.collectors import Collector
-from trawl.collectors.distributed import RayCollector
 from trawl.weight_update import RayModuleTransformScheme, RayTransport, RayWeightSyncScheme
 
 ray = pytest.importorskip("ray")
@@ -24,45 +22,6 @@ def policy(value: float | None = None) -> TensorDictModule:
     if value is not None:
         nn.init.constant_(module.weight, value)
     return TensorDictModule(module, ["observation"], ["action"])
-
-
-def make(**options: Any) -> RayCollector:
-    options = {"num_collectors": 2, "frames_per_batch": 20, "total_frames": 80, **options}
-    return RayCollector(options.pop("create_env_fn", "Pendulum-v1"), policy(), **options)
-
-
-def weight(collector: RayCollector) -> list[float]:
-    return [float(w.mean()) for w in collector.get_distant_attr("policy.module.weight")]
-
-
-def test_options_are_attributes_and_states_may_be_lists(cluster):
-    with make(sync=True, num_workers_per_collector=2) as collector:
-        assert collector.num_collectors == collector.num_workers == 2
-        assert collector.collector_class is Collector
-        assert collector.remote_configs is None
-        # Two environments each, stepped as a batch.
-        assert collector.next().shape == (2, 2, 5)
-        with collector.pause(timeout=300):
-            before = collector.stats("both", timeout=1.0)
-        assert before["worker_frames"] == 20
-        state = collector.state_dict()
-        one = [state["worker0"], state["worker1"]]
-        collector.load_state_dict(one)
-        assert collector.stats()["frames"] == sum(each["frames"] for each in one)
-        collector.load_state_dict(one[0])
-        with pytest.raises(ValueError, match="1 states, but there are 2 actors"):
-            collector.load_state_dict(one[:1])
-        # The second argument of TorchRL's shutdown: the cluster of these tests goes on.
-        collector.shutdown(None, False)
-        assert ray.is_initialized()
-
-
-def test_the_end_in_other_words(cluster):
-    collector = make()
-    collector.next()
-    asyncio.run(collector.async_shutdown(False))
-    assert collector.closed
-    assert ray.is_initialized()
 
 
 class Receiving:
@@ -137,6 +96,8 @@ def test_the_module_of_a_transform_in_an_actor(cluster, backend):
     assert (batch["next", "observation"] == 7.0).all()
 
 
-def test_a_transform_is_needed():
+def test_what_is_missing_or_unknown_is_named():
+    with pytest.raises(ValueError, match=r"backend must be one of 'object_store', 'gloo', .*nccl"):
+        RayWeightSyncScheme(backend="nccl")
     with pytest.raises(ValueError, match="needs a transform"):
         RayModuleTransformScheme().init_on_sender()

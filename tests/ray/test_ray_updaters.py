@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,21 +13,11 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from test_ray_handles import make, stamps
 
+from trawl.testing import NumberedEnv
 from trawl.weight_update import RayTransport, RayWeightUpdater
 
 ray = pytest.importorskip("ray")
-pytestmark = pytest.mark.usefixtures("cluster")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def actors_are_sent_this_code() -> Iterator[None]:
-    """Actors can't import these files, so classes that are defined there go to them by value."""
-    modules = [sys.modules[name] for name in (__name__, "test_ray_handles")]
-    for module in modules:
-        ray.cloudpickle.register_pickle_by_value(module)
-    yield
-    for module in modules:
-        ray.cloudpickle.unregister_pickle_by_value(module)
+pytestmark = pytest.mark.usefixtures("cluster", "sent_by_value")
 
 
 def torchrl_updaters() -> Any:
@@ -54,27 +42,52 @@ def updater_of(kind: str, policy: Any, collector: Any) -> Any:
     return torchrl_updaters().RayWeightUpdater(weights_of(policy), collector.remote_collectors)
 
 
-@pytest.mark.parametrize("kind", ["trawl", "torchrl"])
-def test_a_push_to_the_handles(kind):
+@pytest.mark.parametrize(("kind", "sync"), [("trawl", False), ("torchrl", True)])
+def test_it_pushes_to_handles_and_may_be_the_updater_of_the_collector(kind, sync):
+    """Each batch that begins after an update has the weights, and their version."""
     policy = Chooser(1)
-    with make(policy) as collector:
+    with make(policy, sync=sync) as collector:
         updater = updater_of(kind, policy, collector)
+
+        def newest() -> list[tuple[int, int]]:
+            settled(collector)
+            if sync:
+                return stamps(collector.next())
+            # Some may be under way, of either worker.
+            found: dict[int, list[Any]] = {0: [], 1: []}
+            while min(map(len, found.values())) < 3:
+                batch = collector.next()
+                found[int(NumberedEnv.numbers(batch)[0, 0])] += stamps(batch[None])
+            return [found[0][-1], found[1][-1]]
+
         for number in (2, 3):
             policy.become(number)
             updater.push_weights()
-            settled(collector)
-            assert stamps(collector.next()) == [(number, number - 1)] * 2
-        updater.push_weights(weights_of(Chooser(0)).data, worker_ids=[1])
-        settled(collector)
-        assert stamps(collector.next()) == [(3, 2), (0, 3)]
-        assert collector.policy_version_tracker.version == 3
-        assert collector.policy_version is None
+            assert newest() == [(number, number - 1)] * 2
+        for worker, found in ((1, (3, 2)), (0, (0, 3))):
+            updater.push_weights(weights_of(Chooser(0)).data, worker_ids=[worker])
+            assert newest() == [found, (0, 3)]
+            assert collector.policy_version_tracker.version == 3
+            assert collector.policy_version == (None if worker else 3)
+        collector.weight_updater = updater
+        for version in range(4, 7):
+            policy.become(version % 4)
+            collector.update_policy_weights_()
+            assert collector.policy_version_tracker.version == version
+            assert newest() == [(version % 4, version)] * 2
+        kill(collector.remote_collectors[1])
+        with pytest.warns(RuntimeWarning, match="worker 1 died"):  # noqa: PT031
+            while not collector.stats()["restarts"]:
+                collector.next()
+        policy.become(3)
+        collector.update_policy_weights_()
+        assert newest() == [(3, 7)] * 2
 
 
-@pytest.mark.parametrize(("interval", "registered"), [(0, True), (1, False), (3, True)])
+@pytest.mark.parametrize(("interval", "registered"), [(1, False), (3, True)])
 def test_workers_are_skipped_until_they_have_delivered_enough_batches(interval, registered):
     policy = Chooser(0)
-    with make(policy) as collector:
+    with make(policy, workers=1) as collector:
         updater = RayWeightUpdater(
             weights_of(policy), collector.remote_collectors, max_interval=interval
         )
@@ -87,50 +100,8 @@ def test_workers_are_skipped_until_they_have_delivered_enough_batches(interval, 
             push()
             settled(collector)
             seen.append(actions(collector.next()))
-    expected = {0: [1, 2, 3, 0, 1, 2, 3], 1: [0, 2, 3, 0, 1, 2, 3], 3: [0, 0, 0, 0, 0, 0, 3]}
+    expected = {1: [0, 2, 3, 0, 1, 2, 3], 3: [0, 0, 0, 0, 0, 0, 3]}
     assert seen == [{number} for number in expected[interval]]
-
-
-def test_an_updater_serves_one_collector():
-    policy = Chooser(0)
-    with make(policy, workers=1) as collector:
-        updater = RayWeightUpdater(weights_of(policy), collector.remote_collectors)
-        collector.weight_updater = updater
-        collector.weight_updater = updater
-        with (
-            make(policy, workers=1) as other,
-            pytest.raises(ValueError, match="already serves another"),
-        ):
-            other.weight_updater = updater
-
-
-@pytest.mark.parametrize(("kind", "sync"), [("trawl", False), ("torchrl", True)])
-def test_it_is_the_updater_of_the_collector(kind, sync):
-    """Each batch that begins after an update has the weights, and their version."""
-    policy = Chooser(0)
-    with make(policy, sync=sync) as collector:
-        collector.weight_updater = updater_of(kind, policy, collector)
-        for version in range(1, 6):
-            policy.become(version % 4)
-            collector.update_policy_weights_()
-            assert collector.policy_version_tracker.version == version
-            found = [collector.next() for _ in range(1 if sync else 6)]
-            expected = (version % 4, version)
-            if sync:
-                assert stamps(found[0]) == [expected] * 2
-            else:
-                assert (actions(found[-1]), found[-1]["policy_version"][0]) == (
-                    {expected[0]},
-                    expected[1],
-                )
-        kill(collector.remote_collectors[1])
-        with pytest.warns(RuntimeWarning, match="worker 1 died"):  # noqa: PT031
-            while not collector.stats()["restarts"]:
-                collector.next()
-        policy.become(3)
-        collector.update_policy_weights_()
-        late = [collector.next() for _ in range(1 if sync else 8)]
-        assert actions(late[-1]) == {3}
 
 
 def users_updater() -> Any:
@@ -156,13 +127,14 @@ def users_updater() -> Any:
     return Own
 
 
-@pytest.mark.parametrize("how", ["instance", "class", "function"])
-def test_an_updater_of_torchrls_kind_is_an_option(how):
+def test_an_updater_of_torchrls_kind_is_an_option():
+    """Its class or a function that makes one, too."""
     kind = users_updater()
-    given = {"instance": kind(), "class": kind, "function": lambda: kind()}[how]
-    with make(Chooser(1), weight_updater=given) as collector:
+    with make(Chooser(1), weight_updater=kind()) as collector:
+        for updater in (collector.weight_updater, kind, lambda: kind()):
+            collector.weight_updater = updater
+            assert type(collector.weight_updater) is kind
         updater = collector.weight_updater
-        assert type(updater) is kind or how != "instance"
         assert updater.sent == []
         assert updater.collector is collector
         collector.update_policy_weights_()
@@ -175,10 +147,10 @@ def test_an_updater_of_torchrls_kind_is_an_option(how):
         assert stamps(collector.next()) == [(0, 3)] * 2
 
 
-def test_updaters_that_reach_no_worker_are_refused():
+def test_updaters_that_reach_no_worker_or_serve_another_are_refused():
     updaters = torchrl_updaters()
     policy = Chooser(1)
-    with make(policy) as collector:
+    with make(policy, workers=1) as collector, make(policy, workers=1) as another:
         vanilla = updaters.VanillaWeightUpdater(policy_weights=weights_of(policy))
         with pytest.raises(
             TypeError, match="TorchRL's VanillaWeightUpdater can't reach the workers"
@@ -187,6 +159,14 @@ def test_updaters_that_reach_no_worker_are_refused():
         with pytest.raises(TypeError, match=r"weight_updater must be a WeightUpdaterBase.*int"):
             collector.weight_updater = 3
         assert collector.weight_updater is None
+        updater = RayWeightUpdater(weights_of(policy), another.remote_collectors)
+        for _ in range(2):
+            another.weight_updater = updater
+        with pytest.raises(ValueError, match="already serves another"):
+            collector.weight_updater = updater
+        # A transport leads to a handle as well.
+        RayTransport(remote_actor=another.remote_collectors[0]).send_weights(Chooser(3))
+        assert actions(another.next()) == {3}
 
 
 def test_errors_come_with_the_next_push_and_at_the_end():
@@ -230,26 +210,8 @@ def test_an_actor_that_dies_before_it_takes_weights_is_told_of():
         assert actions(collector.next()) == {2}
 
 
-def test_a_transport_leads_to_a_handle():
-    with make(workers=1) as collector:
-        RayTransport(remote_actor=collector.remote_collectors[0]).send_weights(Chooser(3))
-        assert actions(collector.next()) == {3}
-
-
-class Served(torch.nn.Module):
-    """The policy of an inference service, with the number of its action as its weight."""
-
-    def __init__(self, choice: int = 1) -> None:
-        super().__init__()
-        self.choice = torch.nn.Parameter(torch.tensor(float(choice)))
-
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        action = torch.nn.functional.one_hot(self.choice.long(), 4)
-        return action.expand(*observation.shape[:-1], 4)
-
-
 def served(choice: int = 1) -> Any:
-    return TensorDictModule(Served(choice), ["observation"], ["action"])
+    return TensorDictModule(Chooser(choice), ["observation"], ["action"])
 
 
 def test_an_inference_service_acts_for_all_workers():

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "collectors"))
-
 from multi_parts import Chooser, envs
 from ray_parts import PATIENCE, kill
 
 from trawl.collectors.distributed import RayCollector
 from trawl.weight_update import RayWeightSyncScheme
 
+pytestmark = pytest.mark.usefixtures("sent_by_value")
 BOTH = pytest.mark.parametrize("backend", ["object_store", "gloo"])
 ASKED = {"num_cpus": 0, "memory": 0}
 
@@ -28,28 +24,23 @@ def stamps(batch: Any) -> set[tuple[int, int]]:
     return set(zip(acted, batch["policy_version"].reshape(-1).tolist(), strict=True))
 
 
-def receiver_class() -> Any:
-    """The class of an actor with a model. Ray is sent its code."""
+class Receiver:
+    """An actor with a model."""
 
-    class Receiver:
-        """An actor with a model."""
+    def __init__(self, scheme: Any, index: int) -> None:
+        self.model = torch.nn.Linear(3, 1)
+        self.scheme = scheme
+        scheme.init_on_receiver(model=self.model, worker_idx=index)
 
-        def __init__(self, scheme: Any, index: int) -> None:
-            self.model = torch.nn.Linear(3, 1)
-            self.scheme = scheme
-            scheme.init_on_receiver(model=self.model, worker_idx=index)
+    def connect(self) -> None:
+        self.scheme.connect()
 
-        def connect(self) -> None:
-            self.scheme.connect()
-
-        def receive(self, timeout: float | None) -> float | None:
-            try:
-                found = self.scheme.receive(timeout)
-            except ConnectionError:
-                return float("nan")
-            return None if found is None else float(self.model.bias)
-
-    return Receiver
+    def receive(self, timeout: float | None) -> float | None:
+        try:
+            found = self.scheme.receive(timeout)
+        except ConnectionError:
+            return float("nan")
+        return None if found is None else float(self.model.bias)
 
 
 @BOTH
@@ -57,7 +48,7 @@ def test_actors_of_ones_own_receive_weights(cluster, backend):
     learner = torch.nn.Linear(3, 1)
     scheme = RayWeightSyncScheme(backend=backend)
     scheme.init_on_sender(model=learner, num_workers=2)
-    actor = cluster.remote(receiver_class()).options(num_cpus=0)
+    actor = cluster.remote(Receiver).options(num_cpus=0)
     actors = [actor.remote(scheme, index) for index in range(2)]
     get = partial(cluster.get, timeout=PATIENCE)
     try:
@@ -111,8 +102,3 @@ def test_a_collector_sends_its_weights_also_to_who_takes_a_dead_workers_place(cl
             assert stamps(collector.next()) == {(2, 5)}
         collector.update_policy_weights_(Chooser(3))
         assert stamps(collector.next()) == {(3, 6)}
-
-
-def test_other_ways_are_refused():
-    with pytest.raises(ValueError, match=r"backend must be one of 'object_store', 'gloo', .*nccl"):
-        RayWeightSyncScheme(backend="nccl")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
 import select
+import signal
 import threading
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -190,7 +192,7 @@ def test_weights_have_sources(kind, options, workers, found):
 
 
 @BOTH
-def test_weights_in_a_tensordict_are_those_of_the_moment(kind):
+def test_weights_that_are_tensors_are_those_of_the_moment(kind):
     weights = WeightStrategy().extract_weights(Uniform(1))
     sender = sending(kind, model=None, weights=weights)
     (receiver,) = joined(sender, None)
@@ -199,6 +201,14 @@ def test_weights_in_a_tensordict_are_those_of_the_moment(kind):
         assert numbers(sender.weights) == {number}
         sender.send()
         assert got(receiver) == [{number}]
+    # In whatever order they come.
+    one, two = torch.ones(2), torch.full((2,), 2.0)
+    sender = sending(kind, model=None, num_workers=2)
+    receivers = joined(sender, None, None)
+    sender.send({0: {"a": one, "b": two}, 1: {"b": two, "a": one}})
+    for receiver in receivers:
+        found = receiver.receive(timeout=0)
+        assert (numbers({"": found["a"]}), numbers({"": found["b"]})) == ({1}, {2})
 
 
 @BOTH
@@ -277,17 +287,6 @@ def test_a_receivers_context_is_told_and_has_its_number(kind):
 
 
 @BOTH
-def test_weights_may_be_applied_by_hand(kind):
-    model, source = Uniform(0), Uniform(6)
-    (receiver,) = joined(sending(kind), model)
-    receiver.apply_weights(Uniform(5))
-    assert model.numbers == {5}
-    receiver.apply_weights(source, inplace=False)
-    source.become(7)
-    assert model.numbers == {7}
-
-
-@BOTH
 def test_a_scheme_knows_its_transports_and_the_weights_of_its_model(kind):
     model = Uniform(1)
     sender = sending(kind, model=model, num_workers=2)
@@ -301,6 +300,10 @@ def test_a_scheme_knows_its_transports_and_the_weights_of_its_model(kind):
     receiver = joined(sender, None, None)[1]
     assert receiver.receiver_transport.number == 1
     assert receiver.sender_transports == {}
+    model = Uniform(0)
+    (receiver,) = joined(sending(kind), model)
+    receiver.apply_weights(Uniform(5))
+    assert model.numbers == {5}
 
 
 @ALL
@@ -542,17 +545,25 @@ def test_weights_come_to_processes_of_ones_own(kind, method):
 
 
 def send(connection: Any, kind: Any) -> None:
-    """A sender: gives its receiver's end away, and sends when it is told."""
+    """A sender: gives its receiver's end away, and sends when it is told, or ends."""
     scheme = kind()
     scheme.init_on_sender(model=Whole(0))
     connection.send(scheme)
     connection.recv()
     scheme.connect()
-    answering(connection, lambda number: scheme.send(Whole(number)))
+
+    def send(number: int | None) -> None:
+        if number is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        scheme.send(Whole(number))
+
+    answering(connection, send)
 
 
-@pytest.mark.parametrize("kind", [SHARED, DistributedWeightSyncScheme])
-def test_the_end_of_the_sender_is_noticed(kind):
+@pytest.mark.parametrize(
+    ("kind", "waits"), [(SHARED, True), (SHARED, False), (DistributedWeightSyncScheme, True)]
+)
+def test_the_end_of_the_sender_is_noticed(kind, waits):
     model = Whole(0)
     with other(send, kind) as sender:
         scheme = sender.hear()
@@ -563,9 +574,18 @@ def test_the_end_of_the_sender_is_noticed(kind):
             assert sender.ask(number) is None
             scheme.receive()
             assert model.part.numbers == {number}
-        sender.kill()
-        with pytest.raises(ConnectionError, match="the sender of weights has ended"):
+        if waits:
+            # What it is told at last ends it, while this waits for weights.
+            sender.tell(None)
+        else:
+            assert sender.ask(3) is None
+            sender.kill()
+            # What was sent is taken first.
             scheme.receive()
+            assert model.part.numbers == {3}
+        for timeout in (None, PATIENCE):
+            with pytest.raises(ConnectionError, match="the sender of weights has ended"):
+                scheme.receive(timeout)
     scheme.shutdown()
 
 

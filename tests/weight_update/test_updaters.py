@@ -183,6 +183,9 @@ def test_an_updater_may_be_given_or_made(kind):
     for given in (3, "updater", lambda: 3):
         with pytest.raises(TypeError, match="weight_updater must be a WeightUpdaterBase, or a fun"):
             make(kind, given)
+    if kind is not Collector:
+        with pytest.raises(ValueError, match=r"VanillaWeightUpdater .* its workers"):
+            make(kind, VanillaWeightUpdater.from_policy(Chosen(1)))
 
 
 @KINDS

@@ -1,21 +1,25 @@
 """Each option of workers' collectors has its effect, or is refused by its name."""
 
 from functools import partial
+from itertools import cycle, islice
 
 import pytest
 import torch
 from collector_parts import Buffer, by_step, choose_by_step
-from distributed_parts import EACH
-from multi_parts import Chooser, envs
+from multi_parts import LENGTHS, TRAJ_IDS, Chooser, actions, envs
 from tensordict import TensorDictBase
 from typing_extensions import override
 
 from trawl import ExplorationType
 from trawl.backends import InlineBackend
 from trawl.collectors import CollectorConfig
+from trawl.collectors.distributed import DistributedCollector, DistributedSyncCollector
 from trawl.collectors.options import table
+from trawl.envs import ParallelEnv
 from trawl.extras.clusters.base import ClusterCollector
 from trawl.extras.clusters.sharing import OF_EACH
+from trawl.testing import FaultyEnv, NumberedEnv
+from trawl.weights.message_schemes import MessageWeightSyncScheme
 
 
 class HereCollector(ClusterCollector):
@@ -28,6 +32,24 @@ class HereCollector(ClusterCollector):
     @override
     def _new_backend(self):
         return InlineBackend(False)
+
+
+class Here:
+    """Puts the workers of a collector into this process, to which weights come as messages."""
+
+    def _new_backend(self):
+        return InlineBackend(False)
+
+    def _new_scheme(self):
+        return MessageWeightSyncScheme()
+
+
+class HereDistributed(Here, DistributedCollector):
+    """A collector whose workers a launcher would start."""
+
+
+class HereSynchronous(Here, DistributedSyncCollector):
+    """The same, whose batches are of all workers."""
 
 
 class Sink:
@@ -242,16 +264,87 @@ def test_workers_with_workers_act_on_theirs():
     assert int(batch["next", "step_count"].max()) == 2
 
 
-@pytest.mark.parametrize(("cls", "sync"), EACH)
-def test_workers_in_other_processes(cls, sync):
-    check(partial(cls, launcher="mp", sync=sync))
+def weights_used(there, policy, count):
+    """The actions in each batch, while the policy learns one more after each."""
+    found = []
+    with there:
+        for number in range(1, count + 1):
+            found += actions(there.next())
+            policy.become(number % 4)
+    return found
 
 
-def check(make):
-    """Options that need the collector and options of the workers, in one."""
-    given = {"postproc": marked, "max_frames_per_traj": 2, "device": "cpu"}
-    with make(envs(2), by_step(), frames_per_batch=20, collector_kwargs=given) as collector:
-        batch = collector.next()
-    assert batch["mark"].sum() == batch.numel()
-    assert int(batch["next", "step_count"].max()) == 2
-    assert batch.device == torch.device("cpu")
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"update_after_each_batch": True}, [0, 1, 2, 3, 0, 1]),
+        ({"max_weight_update_interval": 2}, [0, 0, 2, 2, 0, 0]),
+        ({"update_interval": 3}, [0, 0, 0, 3, 3, 3]),
+        ({"update_interval": 1, "max_weight_update_interval": 3}, [0, 1, 2, 3, 0, 1]),
+    ],
+)
+@pytest.mark.parametrize("sync", [True, False])
+def test_weights_are_sent_after_a_number_of_batches(options, found, sync):
+    policy = Chooser(0)
+    options = {"num_workers": 2 if sync else 1, "frames_per_batch": 10, **options}
+    there = HereDistributed(envs(1)[0], policy, sync=sync, **options)
+    assert weights_used(there, policy, 6) == found
+
+
+def test_the_synchronous_class_sends_weights_by_itself():
+    policy = Chooser(0)
+    there = HereSynchronous(envs(2), policy, frames_per_batch=10)
+    assert weights_used(there, policy, 3) == [0, 1, 2]
+    # One that will send them later doesn't warn.
+    there = HereSynchronous(envs(2), policy, frames_per_batch=10, update_interval=100)
+    assert len(set(weights_used(there, policy, 10))) == 1
+
+
+def test_calls_reach_the_environments_of_workers_with_workers():
+    def env():
+        return ParallelEnv(2, "Pendulum-v1", backend="thread")
+
+    options = {"collector_class": "sync", "num_workers_per_collector": 2, "frames_per_batch": 40}
+    options["collector_kwargs"] = {"start_method": "inline"}
+    with HereCollector(env, None, num_workers=1, **options) as collector:
+        assert collector.map_fn("env.set_attr", [("g", [1.0, 2.0])]) == [[None] * 2]
+        assert collector.cascade_execute("env.get_attr", "g") == [[(1.0, 2.0)] * 2]
+        assert collector.get_distant_attr("env.envs[1].unwrapped.g") == [[2.0] * 2]
+        assert collector.next().numel() == 40
+
+
+@pytest.mark.filterwarnings("ignore:.*rebuilt because of on_env_error:RuntimeWarning")
+@pytest.mark.parametrize("nested", [1, 2])
+def test_trajectories_that_a_failure_ends_between_batches_are_delivered(nested):
+    options = {"num_workers_per_collector": nested, "collector_class": "sync"} if nested > 1 else {}
+    options |= {"collector_kwargs": {"start_method": "inline"}} if nested > 1 else {}
+    faulty = partial(FaultyEnv, 4, ZeroDivisionError("worn out"), lengths=[3])
+    whole = {"trajs_per_batch": 1, "traj_format": "cat", "on_env_error": "restart", **options}
+    with HereCollector(
+        faulty, None, num_workers=1, sync=True, frames_per_batch=2 * nested, **whole
+    ) as there:
+        found = [there.next() for _ in range(8)]
+    # Each environment ends one episode, and fails in the second step of the next one.
+    expected = [(3, False)] * nested + [(1, True)] * nested
+    assert [(len(one), bool(one["next", "truncated"][-1])) for one in found] == [
+        *islice(cycle(expected), 8)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_trajectories_of_workers_with_workers_are_whole(kind):
+    options = {"collector_class": kind, "num_workers_per_collector": 2, "frames_per_batch": 28}
+    options |= {"trajs_per_batch": 1, "traj_format": "cat"}
+    options["collector_kwargs"] = {"start_method": "inline"}
+    with HereCollector(envs(2), None, sync=kind == "sync", **options) as there:
+        found = [there.next().clone() for _ in range(60)]
+    ids = [int(one[TRAJ_IDS][0]) for one in found]
+    assert len(set(ids)) == len(ids)
+    seen = []
+    for one in found:
+        numbers = NumberedEnv.numbers(one)
+        assert numbers[:, 2].tolist() == list(range(LENGTHS[numbers[0, 1] % 3]))
+        seen.append(tuple(numbers[0, :2].tolist()))
+    # Two environments of each number: each episode comes from both, but for the last ones.
+    assert all(seen.count(one) <= 2 for one in seen)
+    assert sum(seen.count(one) == 2 for one in seen) > 30
