@@ -181,10 +181,9 @@ class ThroughTensorDict(nn.Module):
         return tensordict
 
 
-@pytest.mark.parametrize("config", [None, {"static_batch_size": 8, "max_batch_size": 4}])
-def test_a_compiled_policy_may_read_a_tensordict_of_any_size(config):
+def test_a_compiled_policy_may_read_a_tensordict_of_any_size():
     ledger, compiled = ledger_of(5), {"backend": "eager"}
-    options = {"policy": ThroughTensorDict(), "compile_policy": compiled, "server_config": config}
+    options = {"policy": ThroughTensorDict(), "compile_policy": compiled}
     with numbered(5, total_frames=120, **options) as collector:
         for batch in collector:
             ledger.add(batch)
@@ -399,8 +398,10 @@ class BreaksOnce(NumberedEnv):
         return super().step(action)
 
 
-@BACKENDS
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    ("backend", "late"),
+    [("threading", True), ("multiprocessing", False), ("multiprocessing", True)],
+)
 def test_an_error_of_an_environment_does_no_harm_to_a_reset(backend, late):
     """The answer of a failed step may be seen before the message that has the error is read."""
     options = {"policy": Chooses(), "frames_per_batch": 10, "env_backend": backend}

@@ -594,7 +594,6 @@ def test_a_state_does_not_change_with_the_policy():
     ("cls", "source"),
     [
         (Collector, "CartPole-v1"),
-        (MultiSyncCollector, TWO),
         (MultiAsyncCollector, TWO),
         (AsyncBatchedCollector, TWO),
     ],

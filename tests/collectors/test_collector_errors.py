@@ -3,7 +3,6 @@ import gc
 import gymnasium
 import numpy as np
 import pytest
-import torch
 from collector_parts import Buffer, by_step, choose_by_step, named
 from gymnasium import spaces
 from tensordict.nn import TensorDictModule
@@ -254,20 +253,6 @@ def test_only_environments_that_were_made_are_closed_when_construction_fails():
     refused(TypeError, "Failed to wrap", env=given, policy=nn.Linear(5, 4))
     refused(TypeError, "Failed to wrap", env=[given, lambda: made], policy=nn.Linear(5, 4))
     assert (made.closed, given.closed) == (2, 0)
-
-
-def test_the_shape_that_a_policy_writes_must_stay():
-    def policy(observation):
-        rows = 1 if observation[2] < 3 else 2
-        return choose_by_step(observation), torch.zeros(rows)
-
-    with (
-        Collector(NumberedEnv(), policy, frames_per_batch=8) as collector,
-        pytest.raises(
-            ValueError, match=r"wrote 'output1' with shape \(2,\), but at first with shape \(1,\)"
-        ),
-    ):
-        next(iter(collector))
 
 
 # --- while collecting

@@ -15,12 +15,7 @@ from torchrl.data import (  # noqa: E402
     ListStorage,
     ReplayBuffer,
 )
-from torchrl.data.replay_buffers.samplers import (  # noqa: E402
-    SliceSampler,
-)
 from torchrl.envs.transforms import MultiStepTransform  # noqa: E402
-
-TRAJ_IDS = ("collector", "traj_ids")
 
 
 def filled(buffer, env=None, policy=None, **options):
@@ -187,23 +182,6 @@ def test_a_buffer_of_two_dimensions_holds_environments_and_time(extend):
     assert NumberedEnv.numbers(content)[:, :, 0].tolist() == [[0] * 30, [1] * 30, [2] * 30]
     ledger.add(content)
     assert ledger.frames == 90
-
-
-@pytest.mark.parametrize(
-    ("env", "storage"),
-    [(lambda: NumberedEnv(lengths=[10]), {}), (lambda: three(lengths=[10]), {"ndim": 2})],
-    ids=["one", "three"],
-)
-def test_slices_are_of_one_trajectory(env, storage):
-    buffer = ReplayBuffer(
-        storage=LazyTensorStorage(200, **storage),
-        sampler=SliceSampler(slice_len=4, traj_key=TRAJ_IDS),
-        batch_size=40,
-    )
-    filled(buffer, env())
-    slices = buffer.sample().reshape(10, 4)
-    assert (slices[TRAJ_IDS] == slices[TRAJ_IDS][:, :1]).all()
-    assert (NumberedEnv.numbers(slices)[..., 2].diff(dim=-1) == 1).all()
 
 
 def test_multi_step_returns_can_be_made_by_the_buffer():
