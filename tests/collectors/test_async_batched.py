@@ -454,88 +454,86 @@ def test_an_error_ends_the_iteration(env, options, error, match):
         list(collector)
 
 
-WRONG = [
-    ({"min_batch_size": 5}, ValueError, "min_batch_size=5 is larger than the 4 environments"),
-    (
-        {"min_batch_size": 3, "max_batch_size": 2},
-        ValueError,
-        "min_batch_size=3 is larger than max_batch_size=2",
-    ),
-    (
-        {"min_batch_size": 2, "server_timeout": 0},
-        ValueError,
-        "min_batch_size=2 has no effect if server_timeout is 0",
-    ),
-    (
-        {"server_config": {"min_batch_size": 2, "timeout": 0}},
-        ValueError,
-        "min_batch_size=2 has no effect if the timeout in server_config is 0",
-    ),
-    ({"server_timeout": -1}, ValueError, "seconds from 0 on"),
-    ({"server_timeout": math.nan}, ValueError, "seconds from 0 on"),
-    ({"server_config": {"max_batchsize": 3}}, ValueError, "unknown entries: max_batchsize"),
-    ({"server_config": 3}, TypeError, "server_config must be a mapping"),
-    ({"device_config": "cpu"}, TypeError, "device_config must be a mapping"),
-    ({"device_config": {"policy": "cpu"}}, ValueError, "unknown entries: policy"),
-    ({"policy_version_key": "observation"}, ValueError, "has it already"),
-    ({"policy_version_key": 3}, TypeError, "policy_version_key must be a key"),
-    ({"yield_completed_trajectories": "yes"}, TypeError, "yield_completed_trajectories"),
-    ({"nothing": 1}, TypeError, "unknown arguments: nothing"),
-    ({"server_timeout": "1"}, TypeError, "number of seconds"),
-    ({"max_batch_size": 0}, ValueError, "max_batch_size"),
-    ({"envs_per_worker": 3, "max_batch_size": 2}, ValueError, "envs_per_worker=3 is larger"),
-    ({"env_backend": "ray"}, ValueError, "env_backend must be 'threading' or"),
-    ({"policy_backend": "ray"}, ValueError, "policy_backend must be 'threading' or"),
-    ({"server_config": {"service_backend": "ray"}}, ValueError, "service_backend='thread' or"),
-    (
-        {"server_config": {}, "max_batch_size": 3},
-        ValueError,
-        "server_config and max_batch_size can't both be given",
-    ),
-    (
-        {"server_config": {"static_batch_size": 8, "max_batch_size": 9}},
-        ValueError,
-        "smaller than max_batch_size",
-    ),
-    ({"device": "cpu", "device_config": {}}, ValueError, "can't both be given"),
-    ({"device": "cuda:77"}, ValueError, "^device is 'cuda:77'"),
-    ({"device_config": {"env_device": "cuda:77"}}, ValueError, "^env_device is 'cuda:77'"),
-    ({"transport": object()}, TypeError, "transport can't be object"),
-    ({"transport": "slots"}, ValueError, "transport must be 'auto'"),
-    ({"env_exchange": "queue"}, ValueError, "env_exchange must be"),
-    ({"transition_chunk_size": 64}, ValueError, "transition_chunk_size must be"),
-    ({"policy": None}, TypeError, r"a policy is missing: pass policy .*policy=RandomPolicy\(\)"),
-    ({"policy": RandomPolicy}, TypeError, r"it is the class RandomPolicy: .* RandomPolicy\(\)$"),
-    ({"num_envs": 2}, TypeError, r": num_envs\. create_env_fn is a list .*\['CartPole-v1'\] \* 4"),
-    ({"n_workers": 2}, TypeError, r": n_workers\. create_env_fn is a list"),
-    ({"policy_factory": Chooses}, TypeError, "policy and policy_factory can't both be given"),
-    (
-        {"create_env_kwargs": [{}]},
-        ValueError,
-        "create_env_kwargs has 1 entries, but the number of environments is 4",
-    ),
-    ({"create_env_kwargs": 3}, TypeError, "create_env_kwargs must be a mapping"),
-    ({"driver_affinity": [9999]}, ValueError, "driver_affinity"),
-    ({"worker_affinity": [[0]]}, ValueError, "worker_affinity has 1 entries"),
-    ({"worker_affinity": 3}, TypeError, "worker_affinity must be a sequence"),
-    (
-        {"policy_version": 3, "track_policy_version": PolicyVersion()},
-        ValueError,
-        "policy_version=3 and track_policy_version can't both be given",
-    ),
-    (
-        {"policy_device": "cpu", "device_config": {"policy_device": "cpu"}},
-        ValueError,
-        "device_config and policy_device can't both be given",
-    ),
-    ({"policy_device": "cpu", "device": "cpu"}, ValueError, "device and policy_device can't both"),
-]
+#: For each error, options that are refused, and what it says.
+WRONG = {
+    ValueError: [
+        ({"min_batch_size": 5}, "min_batch_size=5 is larger than the 4 environments"),
+        (
+            {"min_batch_size": 3, "max_batch_size": 2},
+            "min_batch_size=3 is larger than max_batch_size=2",
+        ),
+        (
+            {"min_batch_size": 2, "server_timeout": 0},
+            "min_batch_size=2 has no effect if server_timeout is 0",
+        ),
+        (
+            {"server_config": {"min_batch_size": 2, "timeout": 0}},
+            "min_batch_size=2 has no effect if the timeout in server_config is 0",
+        ),
+        ({"server_timeout": -1}, "seconds from 0 on"),
+        ({"server_timeout": math.nan}, "seconds from 0 on"),
+        ({"server_config": {"max_batchsize": 3}}, "unknown entries: max_batchsize"),
+        ({"device_config": {"policy": "cpu"}}, "unknown entries: policy"),
+        ({"policy_version_key": "observation"}, "has it already"),
+        ({"max_batch_size": 0}, "max_batch_size"),
+        ({"envs_per_worker": 3, "max_batch_size": 2}, "envs_per_worker=3 is larger"),
+        ({"env_backend": "ray"}, "env_backend must be 'threading' or"),
+        ({"policy_backend": "ray"}, "policy_backend must be 'threading' or"),
+        ({"server_config": {"service_backend": "ray"}}, "service_backend='thread' or"),
+        (
+            {"server_config": {}, "max_batch_size": 3},
+            "server_config and max_batch_size can't both be given",
+        ),
+        (
+            {"server_config": {"static_batch_size": 8, "max_batch_size": 9}},
+            "smaller than max_batch_size",
+        ),
+        ({"device": "cpu", "device_config": {}}, "can't both be given"),
+        ({"device": "cuda:77"}, "^device is 'cuda:77'"),
+        ({"device_config": {"env_device": "cuda:77"}}, "^env_device is 'cuda:77'"),
+        ({"transport": "slots"}, "transport must be 'auto'"),
+        ({"env_exchange": "queue"}, "env_exchange must be"),
+        ({"transition_chunk_size": 64}, "transition_chunk_size must be"),
+        (
+            {"create_env_kwargs": [{}]},
+            "create_env_kwargs has 1 entries, but the number of environments is 4",
+        ),
+        ({"driver_affinity": [9999]}, "driver_affinity"),
+        ({"worker_affinity": [[0]]}, "worker_affinity has 1 entries"),
+        (
+            {"policy_version": 3, "track_policy_version": PolicyVersion()},
+            "policy_version=3 and track_policy_version can't both be given",
+        ),
+        (
+            {"policy_device": "cpu", "device_config": {"policy_device": "cpu"}},
+            "device_config and policy_device can't both be given",
+        ),
+        ({"policy_device": "cpu", "device": "cpu"}, "device and policy_device can't both"),
+    ],
+    TypeError: [
+        ({"server_config": 3}, "server_config must be a mapping"),
+        ({"device_config": "cpu"}, "device_config must be a mapping"),
+        ({"policy_version_key": 3}, "policy_version_key must be a key"),
+        ({"yield_completed_trajectories": "yes"}, "yield_completed_trajectories"),
+        ({"nothing": 1}, "unknown arguments: nothing"),
+        ({"server_timeout": "1"}, "number of seconds"),
+        ({"transport": object()}, "transport can't be object"),
+        ({"policy": None}, r"a policy is missing: pass policy .*policy=RandomPolicy\(\)"),
+        ({"policy": RandomPolicy}, r"it is the class RandomPolicy: .* RandomPolicy\(\)$"),
+        ({"num_envs": 2}, r": num_envs\. create_env_fn is a list .*\['CartPole-v1'\] \* 4"),
+        ({"n_workers": 2}, r": n_workers\. create_env_fn is a list"),
+        ({"policy_factory": Chooses}, "policy and policy_factory can't both be given"),
+        ({"create_env_kwargs": 3}, "create_env_kwargs must be a mapping"),
+        ({"worker_affinity": 3}, "worker_affinity must be a sequence"),
+    ],
+}
 
 
 def test_wrong_options_are_refused():
-    for options, error, text in WRONG:
-        with pytest.raises(error, match=text):
-            numbered(**options)
+    for error, rows in WRONG.items():
+        for options, text in rows:
+            with pytest.raises(error, match=text):
+                numbered(**options)
     with pytest.raises(TypeError, match=r"takes 1 positional .*got 2: .*policy=RandomPolicy\(\)"):
         AsyncBatchedCollector([NumberedEnv], RandomPolicy(), frames_per_batch=10)
     with pytest.raises(TypeError, match="create_env_fn must be a list"):

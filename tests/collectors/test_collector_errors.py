@@ -142,101 +142,97 @@ def strange(data):
 
 NO_ENV = "create_env_fn: expected an id.* but got (int|NoneType|dict|object)"
 KEYS = "policy Keyed must have both in_keys and out_keys, or neither"
-#: What is refused, the error, and what it says.
-REFUSED = [
-    (
-        {"policy": by_step(), "policy_factory": by_step},
-        TypeError,
-        "policy and policy_factory can't",
-    ),
-    ({"replay_buffer": 3}, TypeError, r"must have a method extend\(\), but int has none"),
-    (
-        {"replay_buffer": 3, "extend_buffer": False},
-        TypeError,
-        r"replay_buffer must have a method add\(\), but int has none",
-    ),
-    *(
+#: For each error, what is refused, and what it says.
+REFUSED = {
+    TypeError: [
+        ({"policy": by_step(), "policy_factory": by_step}, "policy and policy_factory can't"),
+        ({"replay_buffer": 3}, r"must have a method extend\(\), but int has none"),
         (
-            {"env": [NumberedEnv()] * count, "replay_buffer": Adding(), "extend_buffer": False},
-            TypeError,
-            r"must have a method extend\(\) to take the steps of a batch of .* Adding",
-        )
-        for count in (1, 2)
-    ),
-    *(({"env": thing}, TypeError, NO_ENV) for thing in (3, None, {}, object())),
-    (
-        {"env": lambda: 3},
-        TypeError,
-        "create_env_fn made an object that is not an environment.* but got int: 3",
-    ),
-    ({"env": []}, ValueError, "create_env_fn must not be an empty list"),
-    ({"env": "Nowhere-v0"}, gymnasium.error.NameNotFound, "Nowhere"),
-    (
-        {"create_env_kwargs": {"number": 3}},
-        RuntimeError,
-        r"create_env_kwargs \['number'\] .* existing environment \(NumberedEnv\): pass a function",
-    ),
-    (
-        {"env": Untruncated(NumberedEnv()), "set_truncated": True},
-        RuntimeError,
-        "set_truncated=True needs a 'truncated' flag, but the environment has only",
-    ),
-    (
-        {"env": Counting(), "max_frames_per_traj": 9},
-        ValueError,
-        "max_frames_per_traj=9 counts steps in the entry 'step_count', .* already has",
-    ),
-    (
-        {"policy": nn.Linear(5, 4)},
-        TypeError,
-        r"Failed to wrap the policy Linear: its parameters \['input'\] must be observation keys "
-        r"of the environment, which are \['observation'\].*TensorDictModule.*trust_policy=True",
-    ),
-    ({"policy": lambda: None}, TypeError, r"Failed to wrap .*parameters \[\] must be"),
-    ({"policy": 3}, TypeError, "policy must be callable, but it is int: 3"),
-    ({"policy_factory": lambda: None}, TypeError, r"must return a policy, .* None"),
-    (
-        {"policy": Keyed(in_keys=["observation"], out_keys=["action"])},
-        RuntimeError,
-        "policy Keyed has in_keys and out_keys, but is not a TensorDictModuleBase: derive",
-    ),
-    ({"policy": Keyed(in_keys=["observation"])}, TypeError, KEYS),
-    ({"policy": Keyed(out_keys=["observation"])}, TypeError, KEYS),
-    (
-        {"policy": acting(choose_by_step, "choice")},
-        KeyError,
-        r"wrote no action: .* takes 'action', but the policy wrote \['choice'\]",
-    ),
-    (
-        {"policy": strange, "trust_policy": True},
-        TypeError,
-        "policy must return a TensorDict, but strange returned Tensor",
-    ),
-    (
-        {"env": NestedEnv(), "policy": lambda env: env},
-        TypeError,
-        r"returned 1 value\(s\), but the environment takes 3 actions: .*'push'",
-    ),
-    (
-        {"policy": acting(lambda o: o[..., :3])},
-        ValueError,
-        r"policy wrote 'action' with shape \(3,\), but .* says \(4,\): OneHot\(n=4",
-    ),
-    (
-        {"policy": acting(lambda o: o[..., 0].long())},
-        ValueError,
-        "returns an index, .* categorical_action_encoding=True",
-    ),
-    ({"backend": "direct", "num_collectors": 2}, ValueError, "'direct' takes at most one"),
-    (
-        {"env": "CartPole-v1", "num_collectors": 2, "sync": "False"},
-        TypeError,
-        "sync must be True or False, but it is the string 'False'",
-    ),
-]
+            {"replay_buffer": 3, "extend_buffer": False},
+            r"replay_buffer must have a method add\(\), but int has none",
+        ),
+        *(
+            (
+                {"env": [NumberedEnv()] * count, "replay_buffer": Adding(), "extend_buffer": False},
+                r"must have a method extend\(\) to take the steps of a batch of .* Adding",
+            )
+            for count in (1, 2)
+        ),
+        *(({"env": thing}, NO_ENV) for thing in (3, None, {}, object())),
+        (
+            {"env": lambda: 3},
+            "create_env_fn made an object that is not an environment.* but got int: 3",
+        ),
+        (
+            {"policy": nn.Linear(5, 4)},
+            r"Failed to wrap the policy Linear: its parameters \['input'\] must be observation "
+            r"keys of the environment, which are \['observation'\].*TensorDictModule.*trust_policy",
+        ),
+        ({"policy": lambda: None}, r"Failed to wrap .*parameters \[\] must be"),
+        ({"policy": 3}, "policy must be callable, but it is int: 3"),
+        ({"policy_factory": lambda: None}, r"must return a policy, .* None"),
+        ({"policy": Keyed(in_keys=["observation"])}, KEYS),
+        ({"policy": Keyed(out_keys=["observation"])}, KEYS),
+        (
+            {"policy": strange, "trust_policy": True},
+            "policy must return a TensorDict, but strange returned Tensor",
+        ),
+        (
+            {"env": NestedEnv(), "policy": lambda env: env},
+            r"returned 1 value\(s\), but the environment takes 3 actions: .*'push'",
+        ),
+        (
+            {"env": "CartPole-v1", "num_collectors": 2, "sync": "False"},
+            "sync must be True or False, but it is the string 'False'",
+        ),
+    ],
+    ValueError: [
+        ({"env": []}, "create_env_fn must not be an empty list"),
+        (
+            {"env": Counting(), "max_frames_per_traj": 9},
+            "max_frames_per_traj=9 counts steps in the entry 'step_count', .* already has",
+        ),
+        (
+            {"policy": acting(lambda o: o[..., :3])},
+            r"policy wrote 'action' with shape \(3,\), but .* says \(4,\): OneHot\(n=4",
+        ),
+        (
+            {"policy": acting(lambda o: o[..., 0].long())},
+            "returns an index, .* categorical_action_encoding=True",
+        ),
+        ({"backend": "direct", "num_collectors": 2}, "'direct' takes at most one"),
+    ],
+    gymnasium.error.NameNotFound: [
+        ({"env": "Nowhere-v0"}, "Nowhere"),
+    ],
+    RuntimeError: [
+        (
+            {"create_env_kwargs": {"number": 3}},
+            r"create_env_kwargs \['number'\] .* existing environment \(NumberedEnv\): pass a func",
+        ),
+        (
+            {"env": Untruncated(NumberedEnv()), "set_truncated": True},
+            "set_truncated=True needs a 'truncated' flag, but the environment has only",
+        ),
+        (
+            {"policy": Keyed(in_keys=["observation"], out_keys=["action"])},
+            "policy Keyed has in_keys and out_keys, but is not a TensorDictModuleBase: derive",
+        ),
+    ],
+    KeyError: [
+        (
+            {"policy": acting(choose_by_step, "choice")},
+            r"wrote no action: .* takes 'action', but the policy wrote \['choice'\]",
+        ),
+    ],
+}
 
 
-@pytest.mark.parametrize(("options", "kind", "match"), REFUSED, ids=named)
+@pytest.mark.parametrize(
+    ("options", "kind", "match"),
+    [(options, kind, match) for kind, rows in REFUSED.items() for options, match in rows],
+    ids=named,
+)
 def test_what_makes_no_collector_is_named(options, kind, match):
     refused(kind, match, **options)
 
