@@ -220,16 +220,6 @@ def test_attributes_that_are_empty_come_back(steps, tmp_path):
         assert fleeting_of(collector) == kept
 
 
-def test_the_last_two_are_kept_and_other_files_are_left_alone(tmp_path):
-    (tmp_path / "checkpoint-mine.pt").touch()
-    with make(Collector) as collector:
-        paths = [collector.checkpoint(tmp_path, {"number": i}) for i in range(4)]
-    assert sorted(path.name for path in paths[2:]) == names(tmp_path)[:2]
-    assert (tmp_path / "checkpoint-mine.pt").exists()
-    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
-    assert torch.load(paths[3], weights_only=True)["extra"] == {"number": 3}
-
-
 def cut(path):
     with open(path, "r+b") as file:
         file.truncate(path.stat().st_size // 2)
@@ -364,70 +354,49 @@ def test_the_checkpoint_of_another_version_is_refused(saved):
         collector.load_checkpoint(folder, on_state_mismatch="new_episodes")
 
 
-def test_one_folder_is_for_one_collector(saved):
-    folder, _ = saved
-    before = names(folder)
-    with make(Collector) as collector, make(Collector) as other:
-        collector.checkpoint(folder)
-        now = names(folder)
-        with pytest.raises(BlockingIOError, match="another collector saves its checkpoints here"):
-            other.checkpoint(folder)
-        assert names(folder) == now != before
-        collector.shutdown()
-        other.checkpoint(folder)
-
-
-def test_a_forked_child_does_not_have_its_parents_lock(tmp_path):
-    folder, content = CheckpointFolder(tmp_path), {"number": 1}
-    folder.save(content)
-
+def test_a_lock_is_of_one_process_and_of_the_folder_that_is_there(tmp_path):
+    place, content = tmp_path / "runs", {"number": 1}
+    first, second = CheckpointFolder(place), CheckpointFolder(place)
+    first.save(content)
     child = os.fork()
     if not child:
         refused = 0
         for _ in range(2):
             try:
-                folder.save(content)
+                first.save(content)
             except BlockingIOError:
                 refused += 1
         os._exit(refused)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
-    folder.save(content)
-    other = CheckpointFolder(tmp_path)
+    first.save(content)
     with pytest.raises(BlockingIOError):
-        other.save(content)
-    folder.close()
-    other.save(content)
-    other.close()
-
-
-def test_a_folder_that_was_made_again_is_locked_again(tmp_path):
-    place = tmp_path / "runs"
-    first, second = CheckpointFolder(place), CheckpointFolder(place)
-    first.save({"number": 1})
+        second.save(content)
     shutil.rmtree(place)
-    second.save({"number": 2})
+    second.save(content)
     with pytest.raises(BlockingIOError):
-        first.save({"number": 3})
+        first.save(content)
     second.close()
-    assert first.save({"number": 4}).exists()
+    assert first.save(content).exists()
     first.close()
 
 
-def test_names_that_are_no_checkpoints_are_left_alone(saved):
+def test_the_last_two_are_kept_and_other_names_are_left_alone(saved):
     folder, batches = saved
-    newest = names(folder)[-1]
-    (folder / f"checkpoint-{'9' * 224}-{'0' * 16}.pt").touch()
-    (folder / newest.replace("00000002", "00000003")).mkdir()
-    for mode in ("\u0663" * 8, "1" * 30):
-        (folder / f"checkpoint-{mode}-{'0' * 16}.pt").touch()
+    numbers = ("9" * 224, "\u0663" * 8, "1" * 30)
+    others = ["checkpoint-mine.pt", *(f"checkpoint-{one}-{'0' * 16}.pt" for one in numbers)]
+    made = names(folder)[-1].replace("00000002", "00000003")
+    (folder / made).mkdir()
+    for name in others:
+        (folder / name).touch()
     with make(Collector) as collector:
         with pytest.warns(RuntimeWarning, match=r"not a regular file.* before it is loaded"):
             assert collector.load_checkpoint(folder)
         assert collector.extra == {"number": 1}
         assert same(collector.next(), batches[0])
-        for _ in range(3):
-            path = collector.checkpoint(folder)
-        assert path.name.startswith("checkpoint-00000006-")
+        _, before, last = (collector.checkpoint(folder, {"number": i}) for i in range(3))
+        assert last.name.startswith("checkpoint-00000006-")
+        assert {*os.listdir(folder)} == {*others, made, before.name, last.name}
+        assert torch.load(last, weights_only=True)["extra"] == {"number": 2}
         (folder / f"checkpoint-{'9' * 18}-{'0' * 16}.pt").touch()
         with pytest.raises(ValueError, match="the largest number that a checkpoint can have"):
             collector.checkpoint(folder)
@@ -563,8 +532,12 @@ def test_wrong_arguments_are_named(tmp_path):
         with pytest.raises(TypeError, match="state_dict must be a mapping"):
             collector.load_state_dict("folder")
         # What failed elsewhere has not unlocked the folder.
-        with pytest.raises(BlockingIOError):
+        before = names(folder)
+        with pytest.raises(BlockingIOError, match="another collector saves its checkpoints here"):
             other.checkpoint(folder)
+        assert names(folder) == before
+        collector.shutdown()
+        other.checkpoint(folder)
     with pytest.raises(RuntimeError, match="was shut down"):
         collector.checkpoint(folder)
     with pytest.raises(FileNotFoundError, match="the first argument is the folder"):
