@@ -32,18 +32,6 @@ def by_step() -> TensorDictModule:
     return TensorDictModule(choose_by_step, in_keys=["observation"], out_keys=["action"])
 
 
-class Scorer(nn.Module):
-    """A policy for ``NumberedEnv`` with weights: the action is always number ``choice``."""
-
-    def __init__(self, choice: int = 0) -> None:
-        super().__init__()
-        self.scores = nn.Parameter(nn.functional.one_hot(torch.tensor(choice), 4).float())
-
-    def forward(self, observation: Tensor) -> Tensor:
-        action = nn.functional.one_hot(self.scores.argmax(-1), 4)
-        return action.expand(*observation.shape[:-1], 4)
-
-
 class Chooses(nn.Module):
     """Policy that takes the action that the sum of the observation names."""
 

@@ -24,27 +24,19 @@ def exchange(clock, offset, message):
 
 
 @given(ticks, messages)
-def test_the_true_offset_is_within_the_bounds_and_these_never_widen(offset, messages):
-    clock = RemoteClock()
+def test_the_true_offset_is_within_bounds_that_never_widen_and_what_is_used_stays(offset, messages):
+    clock, used = RemoteClock(), None
     low, high = clock.low, clock.high
-    for message in messages:
-        exchange(clock, offset, message)
-        assert low <= clock.low <= offset <= clock.high <= high
-        low, high = clock.low, clock.high
-        assert abs(clock.offset - offset) <= clock.error(clock.offset)
-        assert abs(clock.used - offset) <= clock.error(clock.used)
-    assert clock.drift == 0
-
-
-@given(ticks, messages)
-def test_the_estimate_in_use_never_changes(offset, messages):
-    clock = RemoteClock()
-    used = None
     for message in messages:
         exchange(clock, offset, message)
         used = clock.used if used is None else used
         assert clock.used == used
+        assert low <= clock.low <= offset <= clock.high <= high
+        low, high = clock.low, clock.high
+        for estimate in (clock.offset, clock.used):
+            assert abs(estimate - offset) <= clock.error(estimate)
     assert clock.error(clock.offset) <= clock.error(clock.used)
+    assert clock.drift == 0
 
 
 @given(ticks, delays, delays)

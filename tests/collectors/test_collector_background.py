@@ -7,7 +7,8 @@ from contextlib import nullcontext, suppress
 
 import nursery
 import pytest
-from collector_parts import PATIENCE, Buffer, Scorer, by_step
+from collector_parts import PATIENCE, Buffer, by_step
+from multi_parts import Chooser
 
 from trawl.collectors import Collector
 from trawl.testing import FaultyEnv, Ledger, NumberedEnv
@@ -165,13 +166,13 @@ def load_own_state(collector):
 CALLS = [
     lambda collector: collector.state_dict(),
     load_own_state,
-    lambda collector: collector.update_policy_weights_(Scorer(2)),
+    lambda collector: collector.update_policy_weights_(Chooser(2)),
     lambda collector: [collector.set_seed(seed) for seed in range(20)],
     lambda collector: collector.reset(),
     lambda collector: collector.stats(),
     lambda collector: collector.map_fn("env.full_action_spec.clone"),
     lambda collector: collector.cascade_execute("env.full_action_spec.clone"),
-    lambda collector: collector.get_distant_attr("policy.scores"),
+    lambda collector: collector.get_distant_attr("policy.choice"),
     lambda collector: collector.increment_version(),
 ]
 
@@ -179,7 +180,7 @@ CALLS = [
 def test_control_calls_work_at_any_time_and_lose_no_frame():
     buffer = Buffer()
     options = {"frames_per_batch": 50, "track_policy_version": True}
-    with made(buffer, Scorer(1), **options) as collector:
+    with made(buffer, Chooser(1), **options) as collector:
         collector.start()
         for call in CALLS:
             for context in (nullcontext, collector.pause):
@@ -201,11 +202,11 @@ def test_hooks_may_control_a_collector_that_others_iterate_meanwhile():
     versions, buffer = [], Buffer()
 
     def hook(batch):
-        collector.update_policy_weights_(Scorer(3))
+        collector.update_policy_weights_(Chooser(3))
         versions.append(collector.state_dict()["policy_version"])
 
     options = {"total_frames": 100, "track_policy_version": True, "post_collect_hook": hook}
-    collector = made(buffer, Scorer(0), **options)
+    collector = made(buffer, Chooser(0), **options)
     with collector:
         collector.start()
         assert all(batch is None for batch in collector)
@@ -328,7 +329,7 @@ def test_an_update_of_the_policy_that_acts_waits_for_nothing():
             return super().step(action)
 
     options = {"replay_buffer": Buffer(), "track_policy_version": True}
-    with Collector(Waiting(), Scorer(1), frames_per_batch=4, **options) as collector:
+    with Collector(Waiting(), Chooser(1), frames_per_batch=4, **options) as collector:
         collector.start()
         assert begun.wait(PATIENCE)
         collector.update_policy_weights_()

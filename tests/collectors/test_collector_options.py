@@ -4,8 +4,9 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from collector_parts import Buffer, Scorer, by_step, choose_by_step, first_batch, keys, layout
+from collector_parts import Buffer, choose_by_step, first_batch, keys, layout
 from gymnasium import spaces
+from multi_parts import TRAJ_IDS, Chooser
 from tensordict import TensorDict
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
@@ -18,9 +19,7 @@ from torch.distributions import OneHotCategorical
 from trawl import ExplorationType, exploration_type, set_exploration_type
 from trawl.collectors import Collector, MultiSyncCollector
 from trawl.envs import GymEnv
-from trawl.testing import Ledger, NumberedEnv, SelfResettingVectorEnv
-
-TRAJ_IDS = ("collector", "traj_ids")
+from trawl.testing import NumberedEnv, SelfResettingVectorEnv
 
 # --- the layout
 
@@ -74,22 +73,16 @@ def test_a_rollout_is_neither_counted_nor_processed():
         assert len(list(collector)) == 2
 
 
-def test_a_fake_batch_is_processed_as_a_real_one_and_disturbs_nothing():
-    ledger = Ledger([NumberedEnv()])
+def test_a_fake_batch_is_processed_as_a_real_one():
     with Collector(
         NumberedEnv(),
-        by_step(),
         frames_per_batch=6,
         set_truncated=True,
         postproc=lambda batch: batch.set("more", torch.ones(batch.shape)),
     ) as collector:
-        for _ in range(3):
-            fake, real = collector.fake_tensordict(), next(iter(collector))
-            assert layout(fake) == layout(real)
-            assert fake["next", "truncated"][:, 0].tolist() == [False] * 5 + [True]
-            real["next", "truncated"][-1] = real["next", "done"][-1] = False
-            ledger.add(real)
-    assert ledger.frames == 18
+        fake = collector.fake_tensordict()
+        assert layout(fake) == layout(collector.next())
+    assert fake["next", "truncated"][:, 0].tolist() == [False] * 5 + [True]
 
 
 class Counting(gymnasium.Env):
@@ -174,17 +167,17 @@ def test_the_first_frame_after_a_seed_is_the_environments():
 
 def test_a_state_says_what_was_done():
     options = {"frames_per_batch": 5, "total_frames": 20, "track_policy_version": True}
-    with Collector(NumberedEnv(), Scorer(2), **options) as collector:
+    with Collector(NumberedEnv(), Chooser(2), **options) as collector:
         next(iter(collector))
         collector.increment_version()
         state = collector.state_dict()
         strange = state | {"policy_state_dict": {"other": torch.zeros(4)}}
-        with pytest.raises(RuntimeError, match=r'Missing key.*"scores".*\n.*Unexpected.*"other"'):
+        with pytest.raises(RuntimeError, match=r'Missing key.*"choice".*\n.*Unexpected.*"other"'):
             collector.load_state_dict(strange)
     assert (state["frames"], state["iter"], state["policy_version"]) == (5, 1, 1)
     # Weights are named as in the user's policy.
-    assert set(state["policy_state_dict"]) == set(Scorer().state_dict())
-    assert state["policy_state_dict"]["scores"].tolist() == [0, 0, 1, 0]
+    assert set(state["policy_state_dict"]) == set(Chooser().state_dict())
+    assert state["policy_state_dict"]["choice"] == 2
     assert state["env_state_dict"] == {}
     assert int(state["traj_pool"]["traj_id"]) == 2
 
@@ -224,19 +217,6 @@ def test_postproc_is_moved_to_the_storing_device_and_gets_the_split_batch():
         # What it leaves out is counted.
         assert collector.stats()["frames"] == 12
     assert (postproc.device, postproc.shape) == (torch.device("cpu"), (3, 2))
-
-
-def test_the_same_object_takes_batches_of_other_shapes():
-    options = {"frames_per_batch": 6, "total_frames": 18, "split_trajs": True}
-    with pytest.warns(UserWarning, match=r"split_trajs"):
-        collector = Collector(NumberedEnv(lengths=[2, 4, 3]), return_same_td=True, **options)
-    with collector:
-        found = [
-            (id(batch), tuple(batch.shape), int(batch["collector", "mask"].sum()))
-            for batch in collector
-        ]
-    one = found[0][0]
-    assert found == [(one, (2, 4), 6), (one, (3, 3), 6), (one, (2, 3), 6)]
 
 
 def test_the_same_object_keeps_its_memory_or_each_batch_is_another():

@@ -1,6 +1,7 @@
 import pytest
 import torch
-from collector_parts import Buffer, Scorer
+from collector_parts import Buffer
+from multi_parts import Chooser
 from tensordict.nn import TensorDictModule
 from torch import nn
 
@@ -23,7 +24,7 @@ class Counter(NumberedEnv):
 @pytest.fixture
 def collector():
     policy = TensorDictModule(
-        nn.Sequential(Scorer(1)), in_keys=["observation"], out_keys=["action"]
+        nn.Sequential(Chooser(1)), in_keys=["observation"], out_keys=["action"]
     )
     with Collector(Counter(), policy, frames_per_batch=4, replay_buffer=Buffer()) as collector:
         yield collector
@@ -53,7 +54,7 @@ def test_a_method_is_called_for_each_entry(collector):
 def test_an_attribute_is_found_by_its_path(collector):
     for path, expected in [
         ("env.env.level", 1),
-        ("policy.module[0].scores[1]", torch.tensor(1.0)),
+        ("policy.module[0].choice", torch.tensor(1.0)),
         ("policy.in_keys[0]", "observation"),
         ("requested_frames_per_batch", 4),
         ("env.full_observation_spec['observation'].shape[0]", 5),
@@ -86,7 +87,7 @@ def test_parts_are_reached_by_name(collector):
     assert collector.getattr_env("env.level") == 1
     assert collector.getattr_rb("frames") == []
     assert collector.get_model("policy") is collector.policy
-    assert isinstance(collector.get_model("policy.module[0]"), Scorer)
+    assert isinstance(collector.get_model("policy.module[0]"), Chooser)
     shown = repr(collector)
     assert shown.startswith("Collector(env=GymEnv(")
     assert "policy=TensorDictModule" in shown

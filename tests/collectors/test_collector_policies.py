@@ -4,7 +4,8 @@ from functools import partial
 
 import pytest
 import torch
-from collector_parts import Buffer, Scorer, by_step, choose_by_step, first_batch, keys
+from collector_parts import Buffer, by_step, choose_by_step, first_batch, keys
+from multi_parts import Chooser
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictSequential
 from torch import nn
@@ -168,12 +169,12 @@ def test_policies_run_without_autograd_in_the_mode_that_they_have():
 
 
 def test_an_optimiser_step_shows_in_the_next_batch():
-    policy = Scorer(0)
+    policy = Chooser(0)
     # It is in place, so it is used itself.
     with Collector(NumberedEnv(), policy, frames_per_batch=4, policy_device="cpu") as collector:
         collector.next()
-        optimiser = torch.optim.SGD(policy.parameters(), lr=10.0)
-        (-policy.scores[2]).backward()
+        optimiser = torch.optim.SGD(policy.parameters(), lr=2.0)
+        (-policy.choice).backward()
         optimiser.step()
         assert NumberedEnv.action_numbers(collector.next()).tolist() == [2] * 4
 
@@ -200,7 +201,7 @@ CPU = torch.device("cpu")
     ids=str,
 )
 def test_devices_are_resolved(given, policy, env, storing):
-    module, buffer = Scorer(), Buffer()
+    module, buffer = Chooser(), Buffer()
     with Collector(NumberedEnv(), module, frames_per_batch=4, **given) as collector:
         found = (collector.policy_device, collector.env_device, collector.storing_device)
         assert found == (policy, env, storing)
@@ -279,4 +280,4 @@ def test_a_policy_without_parameters_cannot_be_moved(policy):
     trusted = {} if policy is None else {"trust_policy": True}
     Collector(NumberedEnv(), policy and by_step(), **options, **trusted).shutdown()
     with pytest.raises(ValueError, match=r"cudagraph_policy needs a policy_device of type cuda"):
-        Collector(NumberedEnv(), Scorer(), cudagraph_policy=True, **options)
+        Collector(NumberedEnv(), Chooser(), cudagraph_policy=True, **options)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from collector_parts import Buffer, Scorer, choose_by_step
-from multi_parts import CLASSES, envs, make
+from collector_parts import Buffer, choose_by_step
+from multi_parts import CLASSES, Chooser, envs, make
 from tensordict.nn import TensorDictModule
 
 from trawl import Collector, MultiSyncCollector, ParallelEnv
@@ -218,13 +218,13 @@ class SlowToReset(NumberedEnv):
         return super().reset(**options)
 
 
-class SlowPolicy(Scorer):
+class SlowPolicy(Chooser):
     def forward(self, observation):
         time.sleep(LONG)
         return super().forward(observation)
 
 
-class SlowToLoad(Scorer):
+class SlowToLoad(Chooser):
     """Takes its time to load new weights."""
 
     def get_extra_state(self):
@@ -277,7 +277,7 @@ def test_the_part_that_limits_is_found(part, options):
 def test_resets_count_for_the_environment():
     def limit():
         source = partial(SlowToReset, lengths=[30])
-        with Collector(source, acting(Scorer()), frames_per_batch=60) as collector:
+        with Collector(source, acting(Chooser()), frames_per_batch=60) as collector:
             collector.next()
             assert collector.env.env.resets == 3
             return collector.bottleneck().part
