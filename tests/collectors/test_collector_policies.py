@@ -10,6 +10,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictSequential
 from torch import nn
 
+from trawl import ExplorationType
 from trawl.collectors import Collector, MultiSyncCollector, RandomPolicy
 from trawl.envs import GymEnv
 from trawl.testing import NestedEnv, NumberedEnv, RaggedEnv
@@ -23,32 +24,8 @@ def actions(policy, **options):
     return NumberedEnv.action_numbers(batch).tolist()
 
 
-def of_td(td):
-    return td.set("action", choose_by_step(td["observation"]))
-
-
-def of_tensordict(tensordict):
-    return tensordict.set("action", choose_by_step(tensordict["observation"]))
-
-
 def of_annotated(data: TensorDictBase):
     return data.set("action", choose_by_step(data["observation"]))
-
-
-def of_a_copy(tensordict):
-    return TensorDict({"action": choose_by_step(tensordict["observation"])}, tensordict.shape)
-
-
-def of_the_observation(observation):
-    return choose_by_step(observation)
-
-
-def by_keyword_only(*, observation):
-    return choose_by_step(observation)
-
-
-def with_an_option_before(scale=1, *, observation):
-    return choose_by_step(observation * scale)
 
 
 class Module(nn.Module):
@@ -56,9 +33,9 @@ class Module(nn.Module):
         return choose_by_step(observation)
 
 
-class TensorDictReader(nn.Module):
+class Reader(nn.Module):
     def forward(self, tensordict):
-        return tensordict.set("action", choose_by_step(tensordict["observation"]))
+        return of_annotated(tensordict)
 
 
 class Callable:
@@ -66,33 +43,34 @@ class Callable:
         return choose_by_step(observation)
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [
-        by_step(),
-        TensorDictSequential(by_step()),
-        of_td,
-        of_tensordict,
-        of_annotated,
-        of_a_copy,
-        of_the_observation,
-        by_keyword_only,
-        with_an_option_before,
-        lambda observation: choose_by_step(observation),
-        partial(of_the_observation),
-        torch.compile(by_step(), backend="eager"),
-        Module(),
-        TensorDictReader(),
-        Callable(),
-    ],
-    ids=lambda policy: getattr(policy, "__name__", type(policy).__name__),
-)
-def test_a_policy_may_come_in_many_ways(policy):
-    assert actions(policy) == BY_STEP
+WAYS = {
+    "TensorDictModule": by_step(),
+    "TensorDictSequential": TensorDictSequential(by_step()),
+    "compiled": torch.compile(by_step(), backend="eager"),
+    "module": Module(),
+    "module of a TensorDict": Reader(),
+    "object": Callable(),
+    "function": choose_by_step,
+    "partial": partial(choose_by_step),
+    "lambda": lambda observation: Module()(observation),
+    "td": lambda td: of_annotated(td),
+    "tensordict": lambda tensordict: of_annotated(tensordict),
+    "annotated": of_annotated,
+    "another TensorDict": lambda td: TensorDict(action=choose_by_step(td["observation"])),
+    "keyword only": lambda *, observation: choose_by_step(observation),
+    "option before": lambda scale=1, *, observation: choose_by_step(observation * scale),
+}
 
 
-def test_a_factory_makes_the_policy():
+@pytest.mark.parametrize("way", WAYS)
+def test_a_policy_may_come_in_many_ways(way):
+    assert actions(WAYS[way]) == BY_STEP
+
+
+def test_a_factory_makes_the_policy_and_one_that_draws_nothing_explores_nothing():
     assert actions(None, policy_factory=by_step) == BY_STEP
+    for kind in ExplorationType:
+        assert actions(by_step(), exploration_type=kind) == BY_STEP
 
 
 # --- wrapping

@@ -66,6 +66,10 @@ def test_weights_may_come_in_any_form(cls):
             assert policy.choice == 1
             collector.update_policy_weights_()
             assert settled(collector) == all_of(cls, 1)
+        with pytest.warns(DeprecationWarning, match="policy_weights is an older name") as caught:
+            collector.update_policy_weights_(policy_weights=Chooser(2))
+        assert caught[0].filename == __file__
+        assert settled(collector) == all_of(cls, 2)
 
 
 @ALL
@@ -74,18 +78,9 @@ def test_weights_of_a_tensordict_module_are_named_as_it_names_them(cls):
     dicts = {"module": {"choice": torch.tensor(3.0)}}, {"module.choice": torch.tensor(3.0)}
     with make(cls, policy=in_module(0)) as collector:
         for weights in (three, three.state_dict(), TensorDict.from_module(three), *dicts):
-            collector.update_policy_weights_(in_module(0))
+            collector.update_policy_weights_({"module.choice": TWO})
             collector.update_policy_weights_(weights)
             assert settled(collector) == all_of(cls, 3)
-
-
-@ALL
-def test_weights_by_their_older_name_warn(cls):
-    with make(cls, policy=Chooser(1)) as collector:
-        with pytest.warns(DeprecationWarning, match="policy_weights is an older name") as caught:
-            collector.update_policy_weights_(policy_weights=Chooser(2))
-        assert caught[0].filename == __file__
-        assert settled(collector) == all_of(cls, 2)
 
 
 @ALL
