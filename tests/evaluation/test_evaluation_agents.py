@@ -82,17 +82,14 @@ def test_the_rewards_of_all_groups_are_found(options: dict[str, Any]) -> None:
 def test_some_rewards_may_be_chosen() -> None:
     pytest.importorskip("pettingzoo")
     slow, fast = (("next", name, "reward") for name in ("slow", "fast"))
-    result = evaluated(team, reward_keys=slow)
-    assert result["eval/reward"] == 44
-    assert list(result.episodes.groups) == ["slow"]
-    result = evaluated(team, reward_keys=(slow, fast))
-    assert result["eval/reward"] == evaluated(team)["eval/reward"]
-    result = evaluated(team, reward_keys=[slow, fast])
-    assert result["eval/reward"] == 20
-    assert list(result.episodes.groups) == ["slow", "fast"]
-
-
-def test_one_reward_has_no_groups() -> None:
+    for keys, reward, groups in (
+        (slow, 44, ["slow"]),
+        ((slow, fast), 20, ["slow", "fast"]),
+        ([slow, fast], 20, ["slow", "fast"]),
+    ):
+        result = evaluated(team, reward_keys=keys)
+        assert result["eval/reward"] == reward
+        assert list(result.episodes.groups) == groups
     result = evaluated("CartPole-v1")
     assert result.episodes.groups == {}
     assert not any(name.endswith("/reward") and name != "eval/reward" for name in result)
@@ -100,21 +97,18 @@ def test_one_reward_has_no_groups() -> None:
 
 def test_groups_add_up_as_in_batches() -> None:
     pytest.importorskip("mpe2")
-    env_id = "pettingzoo:mpe2/simple_tag_v3"
-    result = evaluated(env_id, num_trajectories=2, max_steps=5)
-    with Evaluator(
-        env_id,
-        policy_factory=lambda: None,
-        num_trajectories=2,
-        max_steps=5,
-        metrics_fn=lambda found: {
+    groups = ("adversary", "agent")
+
+    def summed(found: Any) -> dict[str, float]:
+        return {
             name: float(found["next", name, "reward"].double().mean(-2).sum() / 2)
-            for name in ("adversary", "agent")
-        },
-    ) as evaluator:
-        summed = evaluator.evaluate()
-    for name in ("adversary", "agent"):
-        assert result[f"eval/{name}/reward"] == pytest.approx(summed[f"eval/{name}"])
+            for name in groups
+        }
+
+    options = {"num_trajectories": 2, "max_steps": 5}
+    result = evaluated("pettingzoo:mpe2/simple_tag_v3", metrics_fn=summed, **options)
+    for name in groups:
+        assert result[f"eval/{name}/reward"] == pytest.approx(result[f"eval/{name}"])
 
 
 @pytest.mark.parametrize(
@@ -131,36 +125,24 @@ def test_ids_need_no_keys(env_id: str, group: str) -> None:
 
 
 def test_dm_control_is_evaluated_without_rendering() -> None:
+    """Episodes have seeds of their own."""
     pytest.importorskip("dm_control")
-    result = evaluated("dm_control:cartpole/balance", max_steps=4)
-    assert "eval/video" not in result
-    assert (result.episodes.lengths == 4).all()
-    with Collector(
-        "dm_control:cartpole/balance", frames_per_batch=4, max_frames_per_traj=4
-    ) as collector:
-        rewards = collector.next()["next", "reward"]
-    assert abs(result["eval/reward"] - float(rewards.sum())) < 1
 
+    def zeros(tensordict: Any) -> Any:
+        return tensordict.set("action", torch.zeros((*tensordict.batch_size, 1)))
 
-def test_episodes_of_dm_control_have_seeds_of_their_own() -> None:
-    pytest.importorskip("dm_control")
     env = "dm_control:cartpole/balance"
-    options = {"num_trajectories": 4, "max_steps": 3, "policy_factory": None}
-    policy = _zeros
-    one = evaluated(env, policy=policy, **options)
-    two = evaluated(env, policy=policy, num_envs=2, **options)
+    options = {"num_trajectories": 4, "max_steps": 3, "policy_factory": None, "policy": zeros}
+    one = evaluated(env, **options)
+    two = evaluated(env, num_envs=2, **options)
     assert one.episodes.returns.tolist() == two.episodes.returns.tolist()
     assert len(set(one.episodes.returns.tolist())) == 4
-
-
-def _zeros(tensordict: Any) -> Any:
-    shape = (*tensordict.batch_size, 1)
-    return tensordict.set("action", torch.zeros(shape))
-
-
-def test_steps_of_dm_control_are_not_rendered() -> None:
-    pytest.importorskip("dm_control")
-    evaluation = StepEvaluation(partial(build_one, "dm_control:cartpole/balance"), lambda env: None)
+    assert (one.episodes.lengths == 3).all()
+    assert "eval/video" not in one
+    with Collector(env, zeros, frames_per_batch=3, max_frames_per_traj=3) as collector:
+        rewards = collector.next()["next", "reward"]
+    assert abs(one["eval/reward"] - float(rewards.sum())) < 0.1
+    evaluation = StepEvaluation(partial(build_one, env), lambda env: None)
     found = evaluation.run(None, 3, deterministic=False, break_when_any_done=False)
     evaluation.close()
     assert found["frames"] is None

@@ -23,22 +23,16 @@ def normalised(mean: float) -> NormalizeObservation:
     return env
 
 
-def test_statistics_of_observations_are_frozen() -> None:
-    env = normalised(3.0)
-    mean = env.obs_rms.mean.tolist()
-    with Evaluator(NormalizeReward(env), linear(), num_trajectories=4) as evaluator:
+@pytest.mark.parametrize("several", [False, True])
+def test_statistics_of_observations_are_frozen(several: bool) -> None:
+    make = partial(normalised, 3.0)
+    env = gymnasium.vector.SyncVectorEnv([make, make]) if several else make()
+    with Evaluator(env if several else NormalizeReward(env), linear()) as evaluator:
         first = evaluator.evaluate().episodes.returns.tolist()
         assert evaluator.evaluate().episodes.returns.tolist() == first
-    assert (env.obs_rms.mean.tolist(), env.obs_rms.count) == (mean, 1000.0)
-    assert env.update_running_mean is True  # as before the evaluator
-
-
-def test_statistics_of_vector_environments_are_frozen() -> None:
-    vector = gymnasium.vector.SyncVectorEnv([partial(normalised, 3.0), partial(normalised, 3.0)])
-    with Evaluator(vector, linear(), num_trajectories=4) as evaluator:
-        evaluator.evaluate()
-    assert [env.update_running_mean for env in vector.envs] == [True, True]
-    assert [env.obs_rms.count for env in vector.envs] == [1000.0, 1000.0]
+    for one in env.envs if several else [env]:
+        assert (one.obs_rms.mean.tolist(), one.obs_rms.count) == ([3.0, 3.0], 1000.0)
+        assert one.update_running_mean is True  # as before the evaluator
 
 
 def test_the_learners_statistics_can_be_shared() -> None:
@@ -80,15 +74,6 @@ def test_the_first_episode_is_rendered(backend: str) -> None:
         assert "eval/video" not in evaluator.evaluate()
 
 
-def test_a_callback_gets_the_video() -> None:
-    given: list[Any] = []
-    make = partial(Walk, render_mode="rgb_array")
-    with Evaluator(make, linear(), num_trajectories=1, on_result=given.append) as evaluator:
-        result = evaluator.evaluate()
-    assert torch.equal(given[0]["eval/video"], result["eval/video"])
-    assert given[0]["eval/fps"] > 0
-
-
 class MaskedWalk(Walk):
     """Allows two of three actions, as its info says, and refuses the other one."""
 
@@ -104,16 +89,11 @@ class MaskedWalk(Walk):
         return *super().step([action])[:4], {"action_mask": self.allowed}
 
 
-def random_actions(env: Any) -> None:
-    """Makes no policy."""
-
-
 @pytest.mark.parametrize("num_envs", [1, 2])
 def test_masks_in_info_are_followed_in_each_evaluation(num_envs: int) -> None:
     """Also while an environment is idle, as with two of them for three episodes."""
-    with Evaluator(
-        MaskedWalk, policy_factory=random_actions, num_trajectories=3, num_envs=num_envs
-    ) as evaluator:
+    options = {"num_trajectories": 3, "num_envs": num_envs, "policy_factory": lambda: None}
+    with Evaluator(MaskedWalk, **options) as evaluator:
         first, second = evaluator.evaluate(), evaluator.evaluate()
     assert first.episodes.lengths.tolist() == second.episodes.lengths.tolist()
     assert first.episodes.returns.tolist() == second.episodes.returns.tolist()

@@ -63,50 +63,18 @@ def test_private_draws_are_those_of_the_default_generator(name: str) -> None:
         assert torch.equal(draw(), second)
 
 
-def test_a_generator_that_is_given_is_used() -> None:
-    with PrivateRandom(5):
-        drawn = torch.rand(3, generator=torch.Generator().manual_seed(8))
-    assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(8)))
-
-
-def test_it_can_begin_anew() -> None:
+def test_a_generator_that_is_given_is_used_and_a_seed_begins_anew() -> None:
     with PrivateRandom(5) as random:
         first = torch.rand(3)
+        drawn = torch.rand(3, generator=torch.Generator().manual_seed(8))
         random.seed(5)
         assert torch.equal(torch.rand(3), first)
-
-
-def test_the_seed_is_that_of_a_collector() -> None:
+    assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(8)))
+    # The seed is that of a collector.
     with RandomStream(derive(9, "policy")).turn():
         expected = torch.rand(3)
     with PrivateRandom(policy_seed(9)):
         assert torch.equal(torch.rand(3), expected)
-
-
-def test_threads_have_types_of_their_own() -> None:
-    seen: list[Any] = []
-    inside, go_on = threading.Event(), threading.Event()
-
-    def evaluate() -> None:
-        with isolated(0):
-            seen.append(interaction_type())
-            with set_interaction_type(InteractionType.MODE):
-                inside.set()
-                assert go_on.wait(60)
-                seen.append(interaction_type())
-            seen.append(interaction_type())
-
-    thread = threading.Thread(target=evaluate)
-    with set_interaction_type(InteractionType.MEAN):
-        thread.start()
-        assert inside.wait(60)
-        assert interaction_type() is InteractionType.MEAN
-    # What the thread sets and takes back has no part in what is set here, in whatever order.
-    assert interaction_type() is None
-    go_on.set()
-    thread.join()
-    assert interaction_type() is None
-    assert seen == [None, InteractionType.MODE, None]
 
 
 def test_compiled_code_sees_the_type_of_its_thread() -> None:

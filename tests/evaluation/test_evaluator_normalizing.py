@@ -66,9 +66,8 @@ def test_several_environments_of_a_library_that_steps_batches(env_id):
 
 def test_returns_are_those_of_the_environment():
     with learner(normalize_observations=True, normalize_rewards=True) as collector:
+        collector.set_seed(0)
         collector.next()
-        with evaluator(collector) as judge:
-            result = judge.evaluate()
         found = collector.normalization
 
         def act(observation):
@@ -76,20 +75,15 @@ def test_returns_are_those_of_the_environment():
 
         # The same episodes, normalised by hand.
         with Evaluator("Pendulum-v1", act, num_trajectories=2, max_steps=20) as other:
-            expected = other.evaluate()
-    assert result["eval/reward"] == pytest.approx(expected["eval/reward"], rel=1e-4)
-    assert result["eval/reward"] < -20
-
-
-def test_statistics_are_copied_when_an_evaluation_is_triggered():
-    with learner(normalize_observations=True) as collector:
-        collector.set_seed(0)
-        collector.next()
+            expected = other.evaluate()["eval/reward"]
         with evaluator(collector) as judge:
-            expected = judge.evaluate()["eval/reward"]
+            result = judge.evaluate()["eval/reward"]
+            # Statistics are copied when an evaluation is triggered.
             assert judge.trigger_eval()
             collector.next()
-            assert judge.wait()["eval/reward"] == expected
+            assert judge.wait()["eval/reward"] == result
+    assert result == pytest.approx(expected, rel=1e-4)
+    assert result < -20
 
 
 def test_rewards_alone_leave_an_evaluation_as_it_is():
