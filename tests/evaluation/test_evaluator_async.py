@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -150,18 +151,14 @@ def test_a_factory_may_give_the_learners_own_module() -> None:
         assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_failure_is_raised_with_its_traceback() -> None:
-    with (
-        Evaluator(Fails, linear(), num_trajectories=1, backend="process") as evaluator,
-        pytest.raises(KeyError, match="the pole broke") as raised,
-    ):
-        evaluator.evaluate()
-    shown = str(raised.value) + "".join(getattr(raised.value, "__notes__", []))
-    assert "evaluation_parts.py" in shown
-    with Evaluator(Fails, linear(), num_trajectories=1) as evaluator:
+@pytest.mark.parametrize("backend", ["thread", "process"])
+def test_a_failure_is_raised_with_its_traceback(backend: str) -> None:
+    with Evaluator(Fails, linear(), num_trajectories=1, backend=backend) as evaluator:
         with pytest.raises(KeyError, match="the pole broke") as raised:
             evaluator.evaluate()
-        assert "step" in [entry.name for entry in raised.traceback]
+        shown = str(raised.value) + "".join(getattr(raised.value, "__notes__", []))
+        shown += "".join(str(entry.path) for entry in raised.traceback)
+        assert "evaluation_parts.py" in shown
         evaluator.trigger_eval()
         with pytest.raises(KeyError, match="the pole broke"):
             evaluator.wait()
@@ -224,44 +221,26 @@ def test_wrong_weights_are_refused() -> None:
         assert evaluator.evaluate()["eval/num_episodes"] == 1
 
 
-def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
+def test_a_worker_that_dies_is_replaced_unless_it_always_dies(tmp_path: Path) -> None:
     with Evaluator(Walk, linear(), num_trajectories=5) as evaluator:
         expected = evaluator.evaluate().episodes
     dies = tmp_path / "dies"
-    dies.touch()
-    env = partial(DiesOnce, str(dies))
-    with Evaluator(env, linear(), num_trajectories=5, backend="process") as evaluator:
-        with pytest.warns(
-            RuntimeWarning, match="worker 0 was killed by SIGKILL; a new worker takes"
-        ):
-            result = evaluator.evaluate().episodes
-        assert not dies.exists()
-        assert result.returns.tolist() == expected.returns.tolist()
-        assert result.lengths.tolist() == expected.lengths.tolist()
-        other = evaluator.evaluate(linear(1)).episodes
-    assert other.returns.tolist() != expected.returns.tolist()
-
-
-def test_a_worker_that_always_dies_is_an_error(tmp_path: Path) -> None:
-    dies = tmp_path / "dies"
-    dies.touch()
-    env = partial(DiesOnce, str(dies), each=True)
-    with Evaluator(
-        env,
-        linear(),
-        num_trajectories=5,
-        backend="process",
-        collector_kwargs={"max_restarts": 1},
-    ) as evaluator:
-        with (
-            pytest.warns(
-                RuntimeWarning, match="worker 0 was killed by SIGKILL; a new worker takes"
-            ),
-            pytest.raises(WorkerError, match="SIGKILL"),
-        ):
-            evaluator.evaluate()
-        dies.unlink()
-        assert evaluator.evaluate()["eval/num_episodes"] == 5
+    words = "worker 0 was killed by SIGKILL; a new worker takes"
+    options = {"num_trajectories": 5, "backend": "process"}
+    options |= {"collector_kwargs": {"max_restarts": 1}}
+    for always in (False, True):
+        dies.touch()
+        env = partial(DiesOnce, str(dies), each=always)
+        with Evaluator(env, linear(), **options) as evaluator:
+            death = pytest.raises(WorkerError, match="SIGKILL") if always else nullcontext()
+            with pytest.warns(RuntimeWarning, match=words), death:
+                result = evaluator.evaluate().episodes
+            assert dies.exists() == always
+            dies.unlink(missing_ok=True)
+            if always:
+                result = evaluator.evaluate().episodes
+            assert result.returns.tolist() == expected.returns.tolist()
+            assert result.lengths.tolist() == expected.lengths.tolist()
 
 
 @pytest.mark.parametrize("backend", ["thread", "process"])
@@ -277,7 +256,8 @@ def test_shutdown_ends_an_evaluation(backend: str) -> None:
             call()
 
 
-def test_environments_are_made_stepped_and_closed_by_one_thread() -> None:
+@pytest.mark.parametrize("end", ["closed", "forgotten"])
+def test_environments_are_made_stepped_and_closed_by_one_thread(end: str) -> None:
     threads: set[str] = set()
     closed = threading.Event()
 
@@ -294,47 +274,32 @@ def test_environments_are_made_stepped_and_closed_by_one_thread() -> None:
             threads.add(threading.current_thread().name)
             closed.set()
 
-    with Evaluator(Watching, linear(), num_trajectories=1) as evaluator:
-        evaluator.evaluate()
-    assert closed.is_set()
-    assert threads == {"Evaluator"}
-
-
-def test_an_evaluator_that_is_forgotten_ends() -> None:
-    closed = threading.Event()
-
-    class Closing(Walk):
-        def close(self) -> None:
-            closed.set()
-
-    evaluator = Evaluator(Closing, linear(), num_trajectories=1)
+    evaluator = Evaluator(Watching, linear(), num_trajectories=1)
     evaluator.evaluate()
+    if end == "closed":
+        evaluator.shutdown()
+        assert closed.is_set()
     gone = weakref.ref(evaluator)
     del evaluator
     gc.collect()
     assert gone() is None
     assert closed.wait(60)
+    assert threads == {"Evaluator"}
 
 
 def test_errors_of_making_the_environment_come_at_once() -> None:
     def broken() -> Walk:
         raise ImportError("no simulator here")
 
-    with pytest.raises(ImportError, match="no simulator here"):
-        Evaluator(broken, linear())
-    with pytest.raises(ImportError, match="no simulator here"):
-        Evaluator(broken, linear(), backend="process")
+    for backend in ("thread", "process"):
+        with pytest.raises(ImportError, match="no simulator here"):
+            Evaluator(broken, linear(), backend=backend)
 
 
 def test_only_the_newest_result_is_kept_if_a_callback_had_the_others() -> None:
     steps: list[int] = []
-    with Evaluator(
-        Walk,
-        linear(),
-        num_trajectories=1,
-        busy_policy="queue",
-        on_result=lambda metrics: steps.append(metrics["eval/step"]),
-    ) as evaluator:
+    options = {"on_result": lambda metrics: steps.append(metrics["eval/step"])}
+    with Evaluator(Walk, linear(), num_trajectories=1, busy_policy="queue", **options) as evaluator:
         for _ in range(4):
             evaluator.trigger_eval()
             wait_for(evaluator)
