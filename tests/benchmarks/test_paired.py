@@ -1,30 +1,21 @@
 """How two versions are compared."""
 
-import importlib
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import nursery
 import pytest
 
+pytestmark = pytest.mark.usefixtures("importable")
+
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 
 
-@pytest.fixture
-def paired(monkeypatch):
-    """The module, which finds the others; their short names are given back."""
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    yield importlib.import_module("paired")
-    for name in set(sys.modules) - before:
-        if str(BENCHMARKS) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
+def test_a_ratio_above_one_is_better_whatever_is_measured():
+    import paired
 
-
-def test_a_ratio_above_one_is_better_whatever_is_measured(paired):
     def run(speed, loop, waited):
         speeds = {"Trawl": (speed, False), "hand-written loop": (loop, False)}
         return {"a": {"speed": speeds, "wait": {"Trawl": (waited, True)}}}
@@ -38,9 +29,7 @@ def test_a_ratio_above_one_is_better_whatever_is_measured(paired):
     assert speed["to_loop"] == [0.75, 2.0]
     assert wait["trawl"] == [2.0, 0.5]
     assert wait["loop"] == wait["to_loop"] == []
-
-
-def test_a_case_that_one_version_cannot_run_has_no_ratio(paired):
+    # A case that one version cannot run has no ratio.
     (row,) = paired.compared([{}], [{"a": {"speed": {"Trawl": (1.0, False)}}}])
     assert row["trawl"] == []
 
@@ -56,7 +45,9 @@ def test_only_trawl_and_the_loop_are_measured(tmp_path):
     assert set(measures["frames/s"]) == {"Trawl", "hand-written loop"}
 
 
-def test_unknown_versions_and_cases_are_refused(paired, tmp_path):
+def test_unknown_versions_and_cases_are_refused(tmp_path):
+    import paired
+
     with pytest.raises(SystemExit, match="is not a checkout of Trawl"):
         paired.main(paired.Options(tmp_path, ROOT))
     with pytest.raises(SystemExit, match="no cases pendulums; there are pendulum, "):

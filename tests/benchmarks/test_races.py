@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import os
 import sys
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The benchmarks' modules can be imported, here and in the processes that are started."""
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    folders = [str(BENCHMARKS), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
-    yield
-    for name in set(sys.modules) - before:  # short names that others may want
-        if str(BENCHMARKS) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("importable")
 
 
 class Counting:
@@ -104,49 +91,35 @@ def test_a_contender_stands_still_between_its_turns(tmp_path: Path) -> None:
 def test_who_is_missing_is_left_out_and_goals_are_judged() -> None:
     from multi.race import SPEED, Contender, Goal, Measure, Race, measure
 
-    race = Race(
-        "name",
-        "title",
-        (
-            Contender("Trawl", partial(Steady, speed=30.0, cost=2.0)),
-            Contender("slow", partial(Steady, speed=10.0, cost=5.0)),
-            Contender("gone", not_installed),
-        ),
-        {"speed": SPEED, "cost": Measure("ms", less=True)},
-        (
-            Goal("speed", 3.0, "slow"),
-            Goal("speed", 4.0, "slow"),
-            Goal("cost", 2.5, "slow"),
-            Goal("cost", 1.9),
-            Goal("speed", 29.0),
-            Goal("speed", 1.0, "gone"),
-        ),
+    contenders = (
+        Contender("Trawl", partial(Steady, speed=30.0, cost=2.0)),
+        Contender("slow", partial(Steady, speed=10.0, cost=5.0)),
+        Contender("gone", not_installed),
     )
-    result = measure(race, 2, 0.01)
+    judged = [
+        (Goal("speed", 3.0, "slow"), "≥ 3 × slow", True),
+        (Goal("speed", 4.0, "slow"), "≥ 4 × slow", False),
+        (Goal("cost", 2.5, "slow"), "≥ 2.5 × slow", True),
+        (Goal("cost", 1.9), "≤ 1.9 ms", False),
+        (Goal("speed", 29.0), "≥ 29 frames/s", True),
+    ]
+    goals = (*(goal for goal, *_ in judged), Goal("speed", 1.0, "gone"))
+    measures = {"speed": SPEED, "cost": Measure("ms", less=True)}
+    result = measure(Race("name", "title", contenders, measures, goals), 2, 0.01)
     assert result.missing == {"gone": "no such package"}
     assert result.values["Trawl"] == {"speed": [30.0, 30.0], "cost": [2.0, 2.0]}
     assert result.ratios("speed", "slow") == [3.0, 3.0]
     assert result.ratios("cost", "slow") == [2.5, 2.5]
-    judged = [(verdict.wanted, verdict.met) for verdict in result.verdicts()]
-    assert judged == [
-        ("≥ 3 × slow", True),
-        ("≥ 4 × slow", False),
-        ("≥ 2.5 × slow", True),
-        ("≤ 1.9 ms", False),
-        ("≥ 29 frames/s", True),
+    assert [(one.wanted, one.met) for one in result.verdicts()] == [
+        tuple(row[1:]) for row in judged
     ]
 
 
 def test_starts_are_measured_in_new_processes() -> None:
     from multi.race import Contender, Measure, Race, measure
 
-    race = Race(
-        "name",
-        "title",
-        (Contender("Trawl", partial(Steady, speed=0.5)),),
-        {"first": Measure("s", less=True)},
-        fresh=True,
-    )
+    contenders = (Contender("Trawl", partial(Steady, speed=0.5)),)
+    race = Race("name", "title", contenders, {"first": Measure("s", less=True)}, fresh=True)
     assert measure(race, 2, 0.01).values == {"Trawl": {"first": [2.0, 2.0]}}
 
 
@@ -175,25 +148,41 @@ def test_loops_run_side_by_side() -> None:
         loops.close()
 
 
-def test_every_race_can_be_chosen_and_reported() -> None:
+@pytest.mark.parametrize(
+    ("group", "cases", "title"),
+    [
+        ("multi", "multi.cases", ""),
+        ("clusters", "clusters.cases", "Clusters"),
+        ("weights", "weights.cases", "New weights"),
+    ],
+)
+def test_every_race_can_be_chosen_and_reported(group: str, cases: str, title: str) -> None:
     import run
     from multi import growth, report
-    from multi.cases import RACES
     from multi.race import Result
 
-    assert {*RACES, "workers", "sizes", "sizes_async"} == set(run.GROUPS["multi"])
-    races = [*(make() for make in RACES.values()), growth.sizes(), growth.sizes_async()]
-    by_count = [growth.workers(count) for count in growth.COUNTS]
+    found = importlib.import_module(cases).RACES
+    races, by_count = [make() for make in found.values()], []
+    assert [race.name for race in races] == list(found)
+    more = ["workers", "sizes", "sizes_async"] if group == "multi" else []
+    assert sorted([*found, *more]) == sorted(run.GROUPS[group])
+    if more:
+        races += [growth.sizes(), growth.sizes_async()]
+        by_count = [growth.workers(count) for count in growth.COUNTS]
     results = [Result(race) for race in (*races, *by_count)]
     for result in results:
         for number, contender in enumerate(result.race.contenders, start=1):
             result.add(contender.name, dict.fromkeys(result.race.measures, float(number)))
-    counted = results[len(races) :]
-    added = growth.per_worker(counted)
-    assert (added["Trawl"].fewest, added["Trawl"].most, added["Trawl"].start_ms) == (1, 32, 0.0)
     assert all(len(result.verdicts()) == len(result.race.goals) for result in results)
-    assert len(report.tables(results[: len(races)], counted, added)) == 3
+    added: dict[str, Any] = {}
+    if more:
+        added = growth.per_worker(results[len(races) :])
+        trawl = added["Trawl"]
+        assert (trawl.fewest, trawl.most, trawl.start_ms) == (1, 32, 0.0)
+    texts = [title] if title else []
+    tables = report.tables(results[: len(races)], results[len(races) :], added, *texts)
+    assert len(tables) == (3 if more else 2)
     written = json.loads(json.dumps(report.as_json(results, added, {})))
     assert set(written["cases"]) == {result.race.name for result in results}
     goals = sum(len(result.race.goals) for result in results)
-    assert len(written["goals"]) == goals + len(growth.verdicts(added))
+    assert len(written["goals"]) == goals + len(growth.verdicts(added) if more else [])

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+pytestmark = pytest.mark.usefixtures("importable")
+
 COUNT = 7
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The script can be imported, and leaves no module and no process behind."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    yield
-    sys.modules.pop("wakeups", None)
-    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("number", range(COUNT))
@@ -33,6 +22,7 @@ def test_each_process_takes_each_step_once(number: int) -> None:
             assert protocol.taken.tolist() == [steps] * 3
     finally:
         protocol.close()
+    assert not multiprocessing.active_children()
 
 
 def test_protocols_take_turns() -> None:

@@ -2,45 +2,31 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import time
-from collections.abc import Iterator
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+pytestmark = pytest.mark.usefixtures("importable")
 
 
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    yield
-    for name in set(sys.modules) - before:  # short names that others may want
-        if str(BENCHMARKS) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
-
-
-def test_calls_are_compared_with_the_copy_just_before() -> None:
-    from weights.contestants import alternating
+def test_calls_are_compared_with_the_copy_just_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    from weights import contestants
 
     called: list[str] = []
+    now = [0.0]
 
-    def sleeping(name: str, seconds: float) -> None:
+    def taking(name: str, seconds: float) -> None:
         called.append(name)
-        time.sleep(seconds)
+        now[0] += seconds
 
-    calls = {"own": lambda: sleeping("own", 0.004), "given": lambda: sleeping("given", 0.02)}
-    measured = alternating(
-        lambda: sleeping("copy", 0.002), calls, 0.0, lambda: called.append("between")
+    monkeypatch.setattr(contestants, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    calls = {"own": lambda: taking("own", 0.004), "given": lambda: taking("given", 0.02)}
+    measured = contestants.alternating(
+        lambda: taking("copy", 0.002), calls, 0.0, lambda: called.append("between")
     )
     assert called == ["copy", "own", "between", "copy", "given", "between"] * 2
-    assert set(measured) == {"own", "own_copies", "given", "given_copies"}
-    assert measured["own"] >= 4
-    assert measured["given"] >= 20
-    assert 0 < measured["own_copies"] < measured["given_copies"]
+    expected = {"own": 4, "own_copies": 2, "given": 20, "given_copies": 10}
+    assert measured == pytest.approx(expected)
 
 
 def test_a_workers_side_is_measured() -> None:
@@ -77,21 +63,3 @@ def test_the_large_policy_has_ten_million_parameters() -> None:
     from weights import models
 
     assert models.numel(models.large()) == pytest.approx(1e6 * models.LARGE, rel=0.01)
-
-
-def test_every_race_can_be_chosen_and_reported() -> None:
-    import run
-    from multi import report
-    from multi.race import Result
-    from weights.cases import RACES
-
-    assert list(RACES) == list(run.GROUPS["weights"])
-    assert [make().name for make in RACES.values()] == list(RACES)
-    results = [Result(make()) for make in RACES.values()]
-    for result in results:
-        for number, contender in enumerate(result.race.contenders, start=1):
-            result.add(contender.name, dict.fromkeys(result.race.measures, float(number)))
-    assert all(len(result.verdicts()) == len(result.race.goals) for result in results)
-    assert len(report.tables(results, [], {}, "New weights")) == 2
-    written = json.loads(json.dumps(report.as_json(results, {}, {})))
-    assert set(written["cases"]) == set(RACES)
