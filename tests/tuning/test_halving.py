@@ -16,7 +16,6 @@ from trawl.extras.tuning.halving import (
     adjusted_rates,
     choose,
     rounds_left,
-    survivors,
 )
 from trawl.extras.tuning.trial import Measurement
 
@@ -24,28 +23,30 @@ RATES = st.lists(st.integers(1, 10_000), min_size=1, max_size=40)
 
 
 def search(machine: Machine, count: int, budget: float, **options) -> tuple[Halving, Trial]:
-    halving = Halving(machine.measure, budget, clock=machine.clock, **options)
+    measure = options.pop("measure", machine.measure)
+    halving = Halving(measure, budget, clock=machine.clock, **options)
     return halving, halving.run([candidate(number) for number in range(count)])
 
 
 @given(RATES, st.floats(1, 100), st.floats(0, 3))
 def test_no_measurement_begins_after_the_budget(rates, budget, start):
-    machine = Machine(lambda one, now: rates[one.frames_per_batch - 1], start)
-    begun = []
+    """It is never exceeded if measurements keep their time; equal ones give equal choices."""
 
-    def measure(one, seconds):
-        begun.append(machine.now)
-        return machine.measure(one, seconds)
+    def run(start):
+        machine = Machine(lambda one, now: rates[one.frames_per_batch - 1], start)
+        begun = []
 
-    Halving(measure, budget, clock=machine.clock).run([candidate(i) for i in range(len(rates))])
-    assert all(moment < budget for moment in begun)
+        def measure(one, seconds):
+            begun.append(machine.now)
+            return machine.measure(one, seconds)
 
+        _, best = search(machine, len(rates), budget, measure=measure)
+        return begun, best, machine.measured, machine.now
 
-@given(RATES, st.floats(1, 100))
-def test_the_budget_is_never_exceeded_if_measurements_keep_their_time(rates, budget):
-    machine = Machine(lambda one, now: rates[one.frames_per_batch - 1])
-    search(machine, len(rates), budget)
-    assert machine.now <= budget + 1e-3
+    found = run(start)
+    assert all(moment < budget for moment in found[0])
+    assert run(start) == found
+    assert run(0.0)[-1] <= budget + 1e-3
 
 
 @given(RATES)
@@ -54,15 +55,6 @@ def test_the_best_survives(rates):
     halving, best = search(machine, len(rates), 60.0)
     assert best.frames_per_second >= (1 - TIE) * max(rates) * (1 - 1e-6)
     assert all(trial.measured for trial in halving.trials.values())
-
-
-@given(RATES, st.floats(0, 1))
-def test_equal_measurements_give_equal_choices(rates, start):
-    def run():
-        machine = Machine(lambda one, now: rates[one.frames_per_batch - 1], start)
-        return search(machine, len(rates), 30.0)[1], machine.measured
-
-    assert run() == run()
 
 
 @given(RATES, st.floats(0.2, 5.0))
@@ -95,48 +87,39 @@ def test_neighbours_of_the_best_are_tried_once():
     assert len(halving.trials) == 13
 
 
-def test_a_candidate_that_fails_is_dropped_with_its_error():
-    machine = Machine(lambda one, now: 10.0)
-
-    def measure(one, seconds):
-        if one.frames_per_batch == 1:
-            raise ValueError("no such thing\nand more")
-        return machine.measure(one, seconds)
-
-    halving = Halving(measure, 10.0, clock=machine.clock)
-    best = halving.run([candidate(0), candidate(1)])
-    assert best.candidate == candidate(1)
-    failed = halving.trials[candidate(0)]
-    assert (failed.error, failed.measured) == ("ValueError: no such thing", False)
-    assert failed.frames_per_second == 0
-    assert len(halving.errors) == 1  # it is not tried again
-
-
-def test_a_candidate_may_fail_in_a_later_round():
-    machine = Machine(lambda one, now: 10.0 + one.frames_per_batch)
-
-    def measure(one, seconds):
-        if one == candidate(3) and one in machine.measured:
-            raise OSError("out of memory")
-        return machine.measure(one, seconds)
-
-    halving = Halving(measure, 60.0, clock=machine.clock)
-    assert halving.run([candidate(i) for i in range(4)]).candidate != candidate(3)
-    assert halving.trials[candidate(3)].error == "OSError: out of memory"
-
-
-def test_if_the_last_ones_fail_an_earlier_one_is_chosen():
+@pytest.mark.parametrize(
+    ("fails", "count", "budget", "chosen", "failed"),
+    [
+        # It is not tried again.
+        (lambda one, again: one == candidate(0), 2, 10.0, 1, {0: False}),
+        # In a later round.
+        (lambda one, again: one == candidate(3) and again, 4, 60.0, 2, {3: True}),
+        # If the last ones fail, an earlier one is chosen. The time is so short that each candidate
+        # has one turn in the first round.
+        (lambda one, again: again, 4, 2.0, 1, {2: True, 3: True}),
+    ],
+    ids=["first", "later", "last"],
+)
+def test_a_candidate_that_fails_is_dropped_with_its_error(fails, count, budget, chosen, failed):
     machine = Machine(lambda one, now: 10.0 * one.frames_per_batch)
+    tried: list[Candidate] = []
 
     def measure(one, seconds):
-        if one in machine.measured:
-            raise OSError("out of memory")
+        tried.append(one)
+        if fails(one, tried.count(one) > 1):
+            raise OSError("out of memory\nand more")
         return machine.measure(one, seconds)
 
-    # So short a time that each candidate has one turn in the first round.
-    halving = Halving(measure, 2.0, clock=machine.clock)
-    assert halving.run([candidate(i) for i in range(4)]).candidate == candidate(1)
-    assert [one.measured for one in halving.trials.values()] == [True, True, False, False]
+    halving, best = search(machine, count, budget, measure=measure)
+    assert best.candidate == candidate(chosen)
+    for number in range(count):
+        trial = halving.trials[candidate(number)]
+        assert trial.measured == (number not in failed)
+        assert trial.error == ("OSError: out of memory" if number in failed else None)
+        assert (trial.frames_per_second == 0) == (number in failed)
+        if number in failed:
+            assert tried.count(candidate(number)) == 1 + failed[number]
+    assert len(halving.errors) == len(failed)
 
 
 def test_the_time_may_end_between_two_looks_at_the_clock():
@@ -194,19 +177,11 @@ def trial(number: int, rate: float, seconds: float = 1.0, **numbers) -> Trial:
     return Trial(candidate(number, **numbers), rate, seconds)
 
 
-def test_a_simpler_candidate_wins_a_tie():
+def test_a_simpler_candidate_wins_a_tie_unless_its_measurement_was_brief():
     trials = [trial(0, 100, workers=4), trial(0, 98, workers=2), trial(0, 96)]
     assert choose(trials, [each.candidate for each in trials]) == trials[1]
-
-
-def test_a_brief_measurement_wins_no_tie():
     trials = [trial(0, 100, 10.0, workers=2), trial(0, 100, 1.0)]
     assert choose(trials, [trials[0].candidate]) == trials[0]
-
-
-def test_hopeless_candidates_do_not_go_on():
-    assert survivors([trial(0, 100), trial(1, 40), trial(2, 30), trial(3, 20)]) == [candidate(0)]
-    assert survivors([Trial(candidate(0))]) == []
 
 
 # --- rates of candidates that were measured under different conditions

@@ -8,7 +8,7 @@ from pathlib import Path
 import gymnasium
 import pytest
 
-from trawl.extras.tuning.trial import mostly_waits, probe, undisturbed
+from trawl.extras.tuning.trial import probe, undisturbed
 
 
 @pytest.mark.skipif(
@@ -18,12 +18,6 @@ from trawl.extras.tuning.trial import mostly_waits, probe, undisturbed
 def test_an_environment_that_computes_does_not_wait():
     # A virtual machine may stand still for a while, which looks like waiting.
     assert any(not probe("Pendulum-v1", None, {}).waits for _ in range(50))
-
-
-def test_waiting_for_a_processor_does_not_count():
-    times = [(0.1, 0.0, True), (0.1, 0.85, False), (0.6, 0.0, False), (0.2, 0.3, True)]
-    for ran, queued, waits in times:
-        assert mostly_waits(1.0, ran, queued) is waits
 
 
 def test_an_environment_that_waits_is_recognised_and_the_size_of_a_batch_is_found():

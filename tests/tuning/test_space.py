@@ -12,7 +12,6 @@ from trawl.extras.tuning import Candidate
 from trawl.extras.tuning.space import (
     SearchSpace,
     most_processes,
-    powers_of_two,
     space_for,
     usable_cores,
 )
@@ -32,6 +31,9 @@ SPACES = st.builds(
 
 @given(SPACES)
 def test_all_layouts_are_within_the_limits(space):
+    first = space.initial()[0]
+    assert (first.workers, first.envs, first.env_processes) == (0, 1, 0)
+    assert first.frames_per_batch == space.frames
     found = space.everything()
     assert len(set(found)) == len(found)
     for each in found:
@@ -46,13 +48,6 @@ def test_all_layouts_are_within_the_limits(space):
         assert each.frames_per_batch % envs == 0
         assert not space.fixed_frames or 0 <= each.frames_per_batch - space.frames < envs
         assert each.env_processes == 0 or each.envs % each.env_processes == 0
-
-
-@given(SPACES)
-def test_the_simplest_layout_comes_first(space):
-    first = space.initial()[0]
-    assert (first.workers, first.envs, first.env_processes) == (0, 1, 0)
-    assert first.frames_per_batch == space.frames
 
 
 def test_a_compiled_policy_is_tried_without_compiling():
@@ -84,11 +79,9 @@ def test_two_cores():
     ]
 
 
-def test_one_core_needs_no_processes():
+def test_one_core_needs_no_processes_unless_there_is_a_learner():
+    """With one, a worker and prefetch are tried."""
     assert {each.workers for each in SearchSpace(processes=1, frames=100).everything()} == {0}
-
-
-def test_with_a_learner_one_worker_and_prefetch_are_tried():
     found = SearchSpace(processes=2, frames=100, learner=True).initial()
     assert {each.prefetch for each in found} == {0, 1}
     assert {each.workers for each in found} == {0, 1, 2}
@@ -127,10 +120,3 @@ def test_only_usable_cores_count():
     finally:
         os.sched_setaffinity(0, before)
     assert usable_cores() == len(before)
-
-
-@given(st.integers(1, 200))
-def test_powers_of_two_end_with_the_limit(limit):
-    found = powers_of_two(limit)
-    assert found[-1] == limit
-    assert found == sorted(set(found))

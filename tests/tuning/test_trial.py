@@ -53,22 +53,18 @@ def test_the_time_is_used():
     assert found == Measurement(40, 5.0, found.shares)
 
 
-def test_an_error_closes_the_collector():
-    make = Watched(lambda: FaultyEnv(at=15, fault=ZeroDivisionError("no")))
-    with pytest.raises(ZeroDivisionError):
-        measure(make, 60.0)
-    with pytest.raises(RuntimeError):
-        make.made.next()
+@pytest.mark.parametrize(
+    ("error", "options"),
+    [(ZeroDivisionError, {}), (KeyboardInterrupt, {"num_collectors": 2, "sync": True})],
+)
+def test_an_error_or_interruption_closes_the_collector(error, options):
+    make = Watched(NumberedEnv, **options)
 
+    def fail(batch):
+        raise error
 
-def test_an_interruption_closes_the_collector():
-    make = Watched(NumberedEnv, num_collectors=2, sync=True)
-
-    def interrupt(batch):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        measure(make, 60.0, interrupt)
+    with pytest.raises(error):
+        measure(make, 60.0, fail)
     with pytest.raises(RuntimeError):
         make.made.next()
 
@@ -95,19 +91,12 @@ def test_random_generators_are_restored_and_warnings_are_muted():
     assert drawn() == expected
 
 
-def test_a_trial_without_a_measurement():
+def test_a_trial_adds_up_measurements():
     trial = Trial(candidate(0))
     assert (trial.measured, trial.frames_per_second, trial.env_share) == (False, 0.0, None)
-
-
-def test_newer_names_of_shares_come_first():
-    found = Measurement(10, 2.0, {"env_time_share": 0.5, "env_share": 0.25})
-    trial = Trial(candidate(0)).add(found)
+    # Newer names of shares come first.
+    trial = trial.add(Measurement(10, 2.0, {"env_time_share": 0.5, "env_share": 0.25}))
     assert (trial.env_share, trial.frames_per_second, trial.seconds) == (0.25, 5.0, 2.0)
-    # A measurement without shares leaves the last ones.
+    # A measurement without shares leaves the last ones; they are means over time.
     assert trial.add(Measurement(1, 1.0)).env_share == 0.25
-
-
-def test_shares_are_means_over_time():
-    trial = Trial(candidate(0)).add(Measurement(10, 3.0, {"env_share": 0.5}))
-    assert trial.add(Measurement(10, 1.0, {"env_share": 0.9})).env_share == pytest.approx(0.6)
+    assert trial.add(Measurement(10, 6.0, {"env_share": 0.65})).env_share == pytest.approx(0.55)

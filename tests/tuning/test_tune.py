@@ -91,33 +91,18 @@ def test_a_policy_factory_makes_the_policies():
 
 
 @pytest.mark.usefixtures("brief")
-def test_a_learner_gets_the_batches_and_one_worker_is_tried():
+@pytest.mark.parametrize("sync", [None, True, False])
+def test_a_learner_gets_the_batches_and_one_worker_of_the_kinds_asked_for_is_tried(sync):
     sizes = set()
-    result = trawl.tune(
-        NumberedEnv,
-        budget=2,
-        frames_per_batch=20,
-        max_workers=1,
-        max_envs=1,
-        learner=lambda batch: sizes.add(batch.numel()),
-        progress=False,
-    )
+    options = {"frames_per_batch": 20, "learner": lambda batch: sizes.add(batch.numel())}
+    result = trawl.tune(NumberedEnv, sync=sync, **SMALL, **options)
     assert sizes == {20}
-    labels = {trial.candidate.label for trial in result.trials}
-    assert labels == {
-        "one process, 1 env",
-        "1 worker x 1 env, sync",
-        "1 worker x 1 env, sync, prefetch=1",
-        "1 worker x 1 env, async",
-    }
-
-
-@pytest.mark.usefixtures("brief")
-def test_only_one_kind_of_worker():
-    options = {"budget": 2, "frames_per_batch": 40, "max_workers": 1, "progress": False}
-    for sync in (True, False):
-        result = trawl.tune(NumberedEnv, sync=sync, learner=len, max_envs=1, **options)
-        assert {t.candidate.sync for t in result.trials if t.candidate.workers} == {sync}
+    expected = {"one process, 1 env"}
+    if sync is not False:
+        expected |= {"1 worker x 1 env, sync", "1 worker x 1 env, sync, prefetch=1"}
+    if sync is not True:
+        expected |= {"1 worker x 1 env, async"}
+    assert {trial.candidate.label for trial in result.trials} == expected
 
 
 @pytest.mark.usefixtures("brief")
