@@ -17,7 +17,9 @@ def test_a_sparkline_goes_from_low_to_high():
     assert sparkline([9.0, 10.0], low=0.0)[0] in "▇█"
 
 
-def test_bars_have_their_width():
+def test_bars_have_their_width_and_parts_differ_without_color():
+    assert len(set(PARTS)) == len(PARTS) == len(PART_COLORS)
+    assert sum(divided([0.123, 0.456, 0.421], 17)) == 17
     for share in (0.0, 0.3, 1.0):
         assert progress_bar(share, 20).cell_len == 20
     assert progress_bar(1.0, 20).plain == 20 * "━"
@@ -25,16 +27,6 @@ def test_bars_have_their_width():
     assert stacked_bar([], 20).plain == ""
     bar = stacked_bar([0.5, 0.25, 0.15, 0.0, 0.1], 20).plain
     assert [bar.count(part) for part in PARTS] == [10, 5, 3, 0, 2]
-
-
-def test_the_parts_differ_without_color():
-    assert len(set(PARTS)) == len(PARTS) == len(PART_COLORS)
-
-
-def test_parts_add_up():
-    assert divided([1 / 3] * 3, 10) == [4, 3, 3]
-    assert divided([0.0, 0.0], 10) == [0, 0]
-    assert sum(divided([0.123, 0.456, 0.421], 17)) == 17
 
 
 def test_texts_are_cut_to_a_line():

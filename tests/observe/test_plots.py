@@ -19,15 +19,6 @@ def test_a_picture_is_drawn_in_the_format_of_its_ending(count, tmp_path):
         assert "<svg" in (tmp_path / "a.svg").read_text()
 
 
-@pytest.mark.parametrize(
-    ("count", "name", "words"),
-    [(0, "a.png", "no episode has ended"), (3, "a.foo", "not supported")],
-)
-def test_what_can_not_be_drawn_is_an_error(count, name, words, tmp_path):
-    with pytest.raises(ValueError, match=words):
-        plot_returns(episodes(count), tmp_path / name)
-
-
 def test_the_running_mean_is_over_a_window():
     values = np.random.default_rng(0).normal(size=20)
     expected = [values[i : i + 4].mean() for i in range(17)]
