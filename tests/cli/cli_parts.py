@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import os
 import sys
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -17,14 +16,8 @@ from trawl.extras.cli import main
 
 # Seconds after which a process counts as stuck.
 PATIENCE = 300
-# Starts a fresh interpreter, which takes a second or two.
-TRAWL = [sys.executable, "-m", "trawl"]
-# Fresh interpreters find the policies too.
-ENVIRONMENT = {
-    **os.environ,
-    "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
-}
+# Options of two workers in this process, where it makes no difference that they are in others.
+INLINE = ["--workers", 2, "--backend", "inline"]
 _COMMAND = "import sys; from trawl.extras.cli import main; sys.exit(main())"
 
 

@@ -44,22 +44,14 @@ def stuck():
     return at(151, wait)
 
 
-def _held_at(step):
+def held():
+    """Waits in its step 201 for the file ``go``."""
+
     def wait():
         while not os.path.exists("go"):
             time.sleep(0.01)
 
-    return at(step, wait)
-
-
-def held():
-    """Waits in its step 201 for the file ``go``."""
-    return _held_at(201)
-
-
-def held_later():
-    """Waits in its step 401 for the file ``go``."""
-    return _held_at(401)
+    return at(201, wait)
 
 
 def send(*signals):

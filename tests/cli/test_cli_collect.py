@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import resource
 import signal
 from importlib import metadata
 from pathlib import Path
@@ -12,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from cli_parts import collected, lines_of, logged, trawl, working_in
+from cli_parts import INLINE, collected, lines_of, logged, trawl, working_in
 from cli_policies import Net
 from tensordict import TensorDict
 
@@ -22,7 +21,6 @@ from trawl.data.sinks.record import RECORD
 from trawl.extras.cli.arguments import CollectArguments, parse
 from trawl.extras.cli.collect import bottleneck_finder, plain
 from trawl.extras.cli.collectors import batch_size
-from trawl.extras.cli.summary import show_workers
 from trawl.observe import EpisodeStats, read_trace
 
 
@@ -207,10 +205,10 @@ def test_batches_that_are_not_asked_for_suit_the_environments(options, size):
     assert batch_size(parse(["collect", "Pendulum-v1", *options.split()])) == size
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_first_weights_of_a_policy_come_from_the_seed(workers):
+def test_the_first_weights_of_a_policy_come_from_the_seed():
+    """Also those of the workers."""
     frames = collected("Pendulum-v1", "--policy", "cli_policies:Net", "--frames", 40, "--seed", 3,
-                       "--workers", workers)  # fmt: skip
+                       *INLINE)  # fmt: skip
     torch.manual_seed(3)
     net = Net()
     with torch.no_grad():
@@ -250,13 +248,6 @@ def test_a_policy_that_fails_in_the_first_batch_leaves_nothing():
     assert code == 2
     assert err.splitlines()[-1].endswith("; no batch was complete, so nothing was written")
     assert os.listdir() == []
-
-
-def test_a_policy_that_leaves_the_program_is_an_error():
-    code, _, err = failing("leaves")
-    assert code == 2
-    assert "collection failed: SystemExit: enough" in err.splitlines()[-1]
-    assert len(load("d")) == 100
 
 
 @pytest.mark.parametrize(
@@ -303,21 +294,6 @@ def test_warnings_are_lines_without_escape_codes():
     assert all(line.startswith("trawl: note: ") for line in notes)
 
 
-def test_a_limit_on_file_sizes_keeps_what_fits():
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # The largest entries, of 12 bytes a frame, have room for 16 batches.
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
-    try:
-        code, _, err = trawl("collect", "Pendulum-v1", "--frames", 20_000, "--out", "d")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert code == 2
-    assert err.splitlines()[-1] == (
-        "trawl: d can't be written: File too large; kept the 16,000 frames collected so far, in d"
-    )
-    assert len(load("d")) == 16_000
-
-
 # --- facts about a run
 
 
@@ -356,8 +332,3 @@ def test_the_sentence_names_options_of_the_command(shares, order, words):
     assert words in find(stats).sentence
     assert len(find(stats).sentence) < 100
     assert find({}).sentence == "No batch has been collected yet."
-
-
-def test_workers_are_one_line():
-    facts = {"count": 1, "sync": True, "restarts": 0, "frames": [1]}
-    assert show_workers(facts) == "1, synchronous; 1 frame each"

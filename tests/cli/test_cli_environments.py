@@ -1,13 +1,13 @@
 """ENV of any library, id or function; its arguments, its text and its infos, in each format."""
 
 import shutil
-from itertools import product
 from pathlib import Path
 
 import numpy as np
+import nursery
 import pytest
 import torch
-from cli_parts import collected, evaluated, lines_of, run, trawl
+from cli_parts import INLINE, collected, evaluated, lines_of, trawl
 
 from trawl.data import info, load
 
@@ -15,11 +15,10 @@ HERE = Path(__file__).parent
 FRAMES = ["--frames", 40, "--frames-per-batch", 20, "--seed", 1]
 PLACES = {
     "one": [],
-    "workers": ["--workers", 2, "--envs", 2],
+    "workers": [*INLINE, "--envs", 2],
     "processes": ["--envs", 2, "--env-processes", 2],
 }
 FORMATS = ("memmap", "parquet", "minari")
-PAIRS = [*zip(FORMATS, PLACES, strict=True)]
 # Package, arguments of the environment, and an entry with its shape in 20 frames.
 IDS = {
     "pettingzoo:mpe2/simple_spread_v3": (
@@ -79,6 +78,16 @@ def test_a_function_makes_the_environment(name):
     assert info("d")["env"] == f"cli_envs:{name}"
 
 
+_EACH = """
+    import sys
+    from trawl.extras.cli import main
+
+    for number, name in enumerate(sys.argv[1].split(",")):
+        if code := main(["collect", f"sub/{name}", *sys.argv[2:], "--out", str(number)]):
+            sys.exit(code)
+"""
+
+
 @pytest.mark.parametrize("place", ["one", "workers"])
 def test_a_file_has_the_function(place):
     # The name of a module that there is, another beside it, and an id that is registered.
@@ -90,19 +99,18 @@ def test_a_file_has_the_function(place):
         "def make(): return beside.pendulum()\n"
         "register('Registered-v0', beside.pendulum)\n"
     )
-    for number, name in enumerate(("random.py:pendulum", "uses.py:make", "uses.py:Registered-v0")):
-        done = run("collect", f"sub/{name}", *FRAMES, *PLACES[place], "--out", number)
-        assert done.returncode == 0, done.stderr
+    names = ("random.py:pendulum", "uses.py:make", "uses.py:Registered-v0")
+    done = nursery.run(_EACH, ",".join(names), *FRAMES, *PLACES[place], cwd=".")
+    assert done.returncode == 0, done.stderr
+    for number in range(3):
         assert load(str(number))["observation"].shape == (40, 3)
 
 
 @pytest.mark.parametrize(
     ("env", "name", "place"),
     [
-        ("Pendulum-v1", "g", "one"),
         ("Pendulum-v1", "g", "workers"),
         ("Pendulum-v1", "g", "processes"),
-        ("cli_envs:pendulum", "gravity", "one"),
         ("cli_envs:pendulum", "gravity", "workers"),
     ],
 )
@@ -120,9 +128,8 @@ def test_arguments_of_ours_are_taken_too():
     assert collected("CartPole-v1", "--env-kwargs", kwargs, *FRAMES)["action"].shape == (40,)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_policy_acts_deterministically(workers):
-    command = ["Pendulum-v1", "--policy", "cli_envs:gaussian", *FRAMES, "--workers", workers]
+def test_a_policy_acts_deterministically():
+    command = ["Pendulum-v1", "--policy", "cli_envs:gaussian", *FRAMES, *INLINE]
     assert (collected(*command, "--deterministic")["action"] == 0.25).all()
     assert "gaussian, deterministic" in trawl("show", "d")[1]
     assert collected(*command, out="e")["action"].std() > 0.5
@@ -131,14 +138,7 @@ def test_a_policy_acts_deterministically(workers):
 # --- text and infos, in each format and place
 
 
-@pytest.mark.parametrize(
-    ("kind", "place"),
-    # Each format and each place once, and all pairs in a long run.
-    [
-        pytest.param(kind, place, marks=[] if (kind, place) in PAIRS else [pytest.mark.long])
-        for kind, place in product(FORMATS, PLACES)
-    ],
-)
+@pytest.mark.parametrize(("kind", "place"), [*zip(FORMATS, PLACES, strict=True)])
 def test_observations_and_infos_are_written_and_read_back(kind, place):
     if kind != "memmap":
         pytest.importorskip("pyarrow" if kind == "parquet" else "minari")
@@ -160,15 +160,7 @@ def test_observations_and_infos_are_written_and_read_back(kind, place):
     assert "'action_mask'" in out
 
 
-@pytest.mark.parametrize(
-    ("kind", "place"),
-    [
-        ("parquet", "workers"),
-        ("minari", "one"),
-        pytest.param("parquet", "one", marks=pytest.mark.long),
-        pytest.param("minari", "workers", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize(("kind", "place"), [("parquet", "workers"), ("minari", "one")])
 def test_text_is_written_and_read_back(kind, place):
     pytest.importorskip("pyarrow" if kind == "parquet" else "minari")
     command = ["cli_envs:Saying", *FRAMES, "--format", kind, *PLACES[place], "--resume"]
@@ -218,13 +210,11 @@ def test_minari_is_told_the_arguments():
     assert found.unwrapped.g == 3.0
 
 
-def test_minari_is_told_the_spaces_of_a_function():
+def test_minari_has_the_spaces_of_environments_that_gymnasium_does_not_make():
     found = dataset("cli_envs:Saying")
     assert found.observation_space["said"].max_length == 20
     assert found[0].observations["said"] == [f"é step {n}" for n in range(6)]
-
-
-def test_minari_has_the_spaces_of_an_environment_that_gymnasium_does_not_make():
+    shutil.rmtree("d")
     pytest.importorskip("dm_control")
     space = dataset("dm_control:cartpole/balance").observation_space
     assert set(space.spaces) == {"position", "velocity", "discount"}

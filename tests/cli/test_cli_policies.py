@@ -11,8 +11,8 @@ from pathlib import Path
 import gymnasium
 import pytest
 import torch
+from cli_parts import INLINE, trawl
 from cli_parts import collected as collected_by_command
-from cli_parts import trawl
 from gymnasium import spaces
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -302,19 +302,19 @@ def test_several_inputs_and_outputs_go_by_the_order_of_keys():
 # --- by the command
 
 
-@pytest.mark.parametrize("save", [lambda: export(Net(), (3,)), lambda: script(Net())])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_file_is_loaded_by_each_worker(save, workers):
-    path = save()
+def test_a_file_is_loaded_by_each_worker(workers):
+    path = script(Net()) if workers else export(Net(), (3,))
+    more = INLINE if workers else []
     frames = collected_by_command("Pendulum-v1", "--policy", path, "--frames", 40,
-                                  "--workers", workers)  # fmt: skip
+                                  *more)  # fmt: skip
     assert len(frames["action"].unique()) == 40
     digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
     assert info("d")["policy_sha256"] == digest
     os.rename("p.pt2" if path == "p.pt2" else "p.pt", "old")
     export(Net(), (3,)) if path == "p.pt2" else script(Net())
     code, _, err = trawl("collect", "Pendulum-v1", "--policy", path, "--frames", 80, "--out", "d",
-                         "--resume", "--workers", workers)  # fmt: skip
+                         "--resume", *more)  # fmt: skip
     assert code == 2
     assert f"{path} has changed since d was collected with it" in err
 

@@ -12,46 +12,18 @@ from pathlib import Path
 
 import nursery
 import pytest
-import torch
 from cli_parts import PATIENCE, collected, start, trawl
 from small_disk import small_disk
 
 from trawl.data import info, load
-from trawl.observe import EpisodeStats
 
 # --- workers of a command in this process
 
 
-def test_environments_in_processes_give_the_same_frames():
-    command = ["CartPole-v1", "--frames", 100, "--seed", 3, "--envs", 4]
-    assert (collected(*command) == collected(*command, "--env-processes", 2, out="e")).all()
-
-
-def test_without_order_each_trajectory_is_whole():
-    code, out, _ = trawl("collect", "Pendulum-v1", "--frames", 1000, "--frames-per-batch", 50,
-                         "--envs", 2, "--workers", 2, "--async", "--out", "d")  # fmt: skip
-    assert code == 0
-    frames = load("d")
-    assert len(frames) == 1000
-    for number in frames["collector", "traj_ids"].unique():
-        own = frames[frames["collector", "traj_ids"] == number]
-        assert torch.equal(own["next", "observation"][:-1], own["observation"][1:])
-        assert not own["next", "done"][:-1].any()
-    facts = info("d")["workers"]
-    assert (facts["count"], facts["sync"], facts["restarts"]) == (2, False, 0)
-    assert sum(facts["frames"]) == 1000
-    stats = EpisodeStats()
-    stats.update(frames)
-    assert stats.count == info("d")["episodes"]["count"]
-    assert "2, asynchronous; " in out
-
-
 def ended(policy, frames, *more):
-    """A run of workers that a policy ends; gives its exit code, output, and last line."""
-    code, out, err = trawl("collect", "Pendulum-v1", "--policy", f"cli_policies:{policy}",
-                           "--frames", frames, "--frames-per-batch", 100, "--out", "d",
-                           *more)  # fmt: skip
-    return code, out, err
+    """A run of workers that a policy ends; gives its exit code, output, and messages."""
+    return trawl("collect", "Pendulum-v1", "--policy", f"cli_policies:{policy}", "--frames", frames,
+                 "--frames-per-batch", 100, "--out", "d", *more)  # fmt: skip
 
 
 @pytest.mark.parametrize("order", ["--sync", "--async"])
@@ -71,12 +43,20 @@ def test_a_failing_policy_is_told_with_its_worker(order):
     assert not info("d")["complete"]
 
 
-def test_a_worker_that_leaves_is_an_error():
-    code, _, err = ended("leaves", 1000, "--workers", 2)
+@pytest.mark.parametrize(
+    ("policy", "workers", "words", "frames"),
+    [
+        ("leaves", 2, "SystemExit: enough (in worker ", 200),
+        # Each has collected a batch, and ten took the place of another.
+        ("dies", 1, "WorkerDied: worker 0 was killed by SIGKILL", 1100),
+    ],
+)
+def test_a_worker_that_leaves_or_always_dies_is_an_error(policy, workers, words, frames):
+    code, _, err = ended(policy, 2000, "--workers", workers)
     assert code == 2
     assert "Traceback" not in err
-    assert "collection failed: SystemExit: enough (in worker " in err.splitlines()[-1]
-    assert len(load("d")) == 200
+    assert f"collection failed: {words}" in err.splitlines()[-1]
+    assert len(load("d")) == frames
 
 
 @pytest.mark.parametrize("order", ["--sync", "--async"])
@@ -85,19 +65,12 @@ def test_a_worker_that_dies_is_replaced(order):
     assert code == 0
     assert "was killed by SIGKILL; a new worker takes its place" in err
     assert "  1 restart  " in err.splitlines()[-1]
-    assert "each; 1 restart" in out
+    assert re.search(f"workers  2, {order[2:]}.*; .*; 1 restart", out)
     assert len(load("d")) == 1000
     assert info("d")["complete"]
     facts = info("d")["workers"]
     assert (facts["restarts"], sum(facts["frames"])) == (1, 1000)
-
-
-def test_a_worker_that_dies_again_and_again_is_an_error():
-    code, _, err = ended("dies", 2000, "--workers", 1)
-    assert code == 2
-    assert "collection failed: WorkerDied: worker 0 was killed by SIGKILL" in err.splitlines()[-1]
-    # Each has collected a batch, and ten took the place of another.
-    assert len(load("d")) == 1100
+    assert (facts["count"], facts["sync"]) == (2, order == "--sync")
 
 
 def test_warnings_of_workers_are_told_once():
@@ -170,10 +143,10 @@ def wait_until_gone(process):
     wait_until(lambda: not members(process.pid))
 
 
-@pytest.mark.parametrize("order", [[], ["--workers", 2, "--sync"], ["--workers", 2, "--async"]])
+@pytest.mark.parametrize("order", [["--workers", 2, "--sync"], ["--workers", 2, "--async"]])
 def test_ctrl_c_ends_it_after_the_batch(order, started):
-    # The policies are held when there are two batches: of one process, or of one of each of two.
-    process = started("held" if order else "held_later", *order)
+    # The policies are held when there are two batches: one of each.
+    process = started("held", *order)
     read_until(process.stderr, "400/4,000 frames")
     # A terminal sends it to all of them.
     os.killpg(process.pid, signal.SIGINT)
@@ -192,20 +165,18 @@ def test_ctrl_c_ends_it_after_the_batch(order, started):
     wait_until_gone(process)
 
 
-@pytest.mark.parametrize("workers", [[], ["--workers", 2]], ids=["one", "workers"])
-def test_a_second_ctrl_c_ends_it_at_once(workers, started):
-    # The policies get stuck: one at its step 151, or each of two.
-    each = 200 if workers else 100
-    process = started("stuck", *workers, "--frames", 10 * each, "--frames-per-batch", each)
-    read_until(process.stderr, f"{each}/{10 * each:,} frames")
-    wait_until(lambda: len(glob("stuck-*")) == len(workers or [0]))
+def test_a_second_ctrl_c_ends_it_at_once(started):
+    # Both policies get stuck at their step 151.
+    process = started("stuck", "--workers", 2, "--frames", 2000)
+    read_until(process.stderr, "200/2,000 frames")
+    wait_until(lambda: len(glob("stuck-*")) == 2)
     os.killpg(process.pid, signal.SIGINT)
     read_until(process.stderr, "finishing this batch")
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE)
-    kept = f"trawl: interrupted; kept the {each} frames collected so far, in d"
+    kept = "trawl: interrupted; kept the 200 frames collected so far, in d"
     assert (process.returncode, err.splitlines()[-1]) == (130, kept)
-    assert len(load("d")) == each
+    assert len(load("d")) == 200
     wait_until_gone(process)
 
 

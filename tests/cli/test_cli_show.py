@@ -21,25 +21,22 @@ def shown(*arguments):
     return out
 
 
-def test_a_dataset_is_plotted_wherever_it_lies():
-    write(frames(1000, 4))
-    shutil.move("d", "moved")
-    assert "a.png" in shown("moved", "--plot", "a.png")
-    with open("a.png", "rb") as file:
-        assert file.read(4) == b"\x89PNG"
-
-
 @pytest.mark.parametrize("complete", [True, False])
 def test_a_collection_that_still_runs_is_not_called_stopped(complete):
     with MemmapSink("d") as sink:
         sink.write(TensorDict({"x": torch.zeros(3, 2)}, [3]))
         sink.commit()
-        assert f"frames  3, {UNFINISHED}" in shown("d")
+        assert f"frames  3, {UNFINISHED}" in shown("d", "--html", "report.html")
         sink.close(complete=complete)
     out = shown("d")
     assert ("frames  3\n" in out) == complete
     # Without a known cause, none is told.
     assert ("frames  3, not complete: stopped before the end\n" in out) != complete
+    # The report has told the same.
+    with open("report.html") as file:
+        page = file.read()
+    assert "3 frames, not complete" in page
+    assert "still running, or it was killed" in page
     # Frames without rewards have no episodes.
     assert "episode" not in out
     assert ["'x'", "(3,", "2)", "float32", "24", "B"] in lines_of(out)
@@ -66,10 +63,11 @@ def test_episodes_of_agents_are_shown(dtype):
     assert ["return", "4", "0", "4", "4"] in lines_of(out)
 
 
-def test_a_large_dataset_is_read_in_parts():
+def test_a_large_dataset_is_read_in_parts_wherever_it_lies():
     # An episode lies across the end of the first part.
     write(frames(300_003, 7).exclude("observation"))
-    out = shown("d", "--html", "report.html")
+    shutil.move("d", "moved")
+    out = shown("moved", "--html", "report.html", "--plot", "a.png")
     assert "42,857 episodes" in out
     for name in ("return", "length"):
         assert [name, "7", "0", "7", "7"] in lines_of(out)
@@ -77,3 +75,5 @@ def test_a_large_dataset_is_read_in_parts():
         page = file.read()
     assert "Histogram of 300,003 values" in page
     assert os.path.getsize("report.html") < 2_500_000
+    with open("a.png", "rb") as file:
+        assert file.read(4) == b"\x89PNG"

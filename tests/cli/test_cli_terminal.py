@@ -7,12 +7,11 @@ import pty
 import re
 import select
 import struct
-import subprocess
 import termios
 import time
 
 import pytest
-from cli_parts import ENVIRONMENT, PATIENCE, TRAWL, start
+from cli_parts import PATIENCE, start
 
 from trawl.data import info
 
@@ -22,12 +21,9 @@ HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 
 
 class Terminal:
-    """Runs ``trawl collect`` on a terminal of its own, and keeps what it writes there.
+    """Runs ``trawl collect`` on a terminal of its own, and keeps what it writes there."""
 
-    With ``fresh``, it runs in a fresh interpreter, which takes the encoding from its environment.
-    """
-
-    def __init__(self, *arguments, size=(100, 30), fresh=False, **variables):
+    def __init__(self, *arguments, size=(100, 30), **variables):
         self.written = ""
         # A character may arrive in two parts.
         self._decoder = codecs.getincrementaldecoder("utf-8")()
@@ -37,17 +33,7 @@ class Terminal:
         streams = dict.fromkeys(("stdin", "stdout", "stderr"), self._theirs)
         variables = {"TERM": "xterm-256color", **PLAIN, **variables}
         arguments = ["collect", *arguments, "--out", "d"]
-        if not fresh:
-            self._process = start(*arguments, cwd=".", env=variables, session=True, **streams)
-            return
-        self._process = subprocess.Popen(
-            [*TRAWL, *map(str, arguments)],
-            env=ENVIRONMENT | variables,
-            start_new_session=True,
-            # So that Ctrl-C on the terminal reaches the command.
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-            **streams,
-        )
+        self._process = start(*arguments, cwd=".", env=variables, session=True, **streams)
 
     def __enter__(self):
         return self
@@ -174,14 +160,6 @@ def test_ctrl_c_leaves_the_terminal_as_it_was(times, gate):
     assert times == 2 or "66%" in terminal.text
     assert "Traceback" not in terminal.text
     assert info("d")["stopped_by"] == "SIGINT"
-
-
-def test_without_utf_8_lines_are_printed():
-    with Terminal("Pendulum-v1", "--frames", 300, fresh=True, PYTHONIOENCODING="ascii") as terminal:
-        assert terminal.finish() == 0
-    assert HIDE not in terminal.written
-    assert terminal.written.isascii()
-    assert terminal.text.startswith("Pendulum-v1  300/300 frames  ")
 
 
 @pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"TTY_INTERACTIVE": "0"}])

@@ -135,8 +135,7 @@ def test_the_first_tab_skips_to_the_report(chromium, report):
     chromium.open(report)
     chromium.press("Tab")
     assert chromium.run("document.activeElement.className") == "skip"
-    box = chromium.run("document.activeElement.getBoundingClientRect().left")
-    assert box >= 0
+    assert chromium.run("document.activeElement.getBoundingClientRect().left") >= 0
     outline = chromium.run("getComputedStyle(document.activeElement).outlineStyle")
     assert outline == "solid"
     chromium.press("Enter")
@@ -146,7 +145,7 @@ def test_the_first_tab_skips_to_the_report(chromium, report):
 VIEW = "document.querySelector('.lane svg').viewBox.baseVal"
 
 
-def test_the_timeline_is_zoomed_and_moved_by_keys(chromium, report):
+def test_the_timeline_is_zoomed_and_moved_by_keys_and_buttons(chromium, report):
     chromium.open(report)
     whole = chromium.run(f"{VIEW}.width")
     dense = "getComputedStyle(document.querySelector('.dense .near')).display"
@@ -162,18 +161,12 @@ def test_the_timeline_is_zoomed_and_moved_by_keys(chromium, report):
     assert chromium.run("document.querySelector('.range').textContent") != ""
     chromium.press("0")
     assert chromium.run(f"[{VIEW}.x, {VIEW}.width]") == [0, whole]
+    for button, view in (
+        ("in", [whole / 4, whole / 2]), ("left", [whole / 8, whole / 2]), ("all", [0, whole])
+    ):  # fmt: skip
+        chromium.run(f"document.querySelector('button[data-do={button}]').click()")
+        assert chromium.run(f"[{VIEW}.x, {VIEW}.width]") == view
     assert troubles(chromium.events) == []
-
-
-def test_the_timeline_is_zoomed_by_its_buttons(chromium, report):
-    chromium.open(report)
-    whole = chromium.run(f"{VIEW}.width")
-    chromium.run("document.querySelector('button[data-do=in]').click()")
-    assert chromium.run(f"{VIEW}.width") == whole / 2
-    chromium.run("document.querySelector('button[data-do=left]').click()")
-    assert chromium.run(f"{VIEW}.x") == whole / 8
-    chromium.run("document.querySelector('button[data-do=all]').click()")
-    assert chromium.run(f"{VIEW}.x") == 0
 
 
 def test_a_page_can_be_printed(chromium, report):

@@ -128,14 +128,11 @@ def test_ticks_are_round_numbers(low, high, ticks):
     assert Axis(low, high, "x").ticks() == pytest.approx(ticks)
 
 
-def test_an_axis_begins_at_a_fixed_value_close_to_the_values():
+def test_an_axis_begins_at_a_fixed_value_close_to_the_values_and_has_short_numbers():
     assert Axis.around(np.array([1.0, 10.0]), "x", 0.0).low == 0
     assert Axis.around(np.array([100.0, 101.0]), "x", 0.0).low > 90
     assert Axis.around(np.array([np.nan]), "x").ticks() != []
     assert Axis.around(np.array([5.0, 5.0]), "x").low < 5
-
-
-def test_numbers_of_ticks_are_short():
     assert [compact(n) for n in (12_500, -1e6, 3e9, 2e12, 1e18)] == [
         *("12.5k", "-1M", "3G", "2T", "1e+18")
     ]
@@ -146,9 +143,7 @@ def test_lines_have_gaps_and_steps():
     assert 'd="M0 300L500 0M1000 150"' in line(x, y, "k")
     assert 'd="M0 300V0H500"' in line(x[:2], y[:2], "k", steps=True)
     assert 'd="M0 300h0M500 0h0M1000 150h0"' in dots(x, y, "k")
-
-
-def test_bars_have_the_height_of_their_counts():
+    # Bars have the height of their counts.
     shape = bars(np.linspace(0, 1, 65), np.r_[1.0, np.zeros(62), 0.5], "k")
     assert re.search('d="M0 300V0H15.625V300zM984.3[78]5? 300V150H1000V300z"', shape)
 

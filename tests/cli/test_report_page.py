@@ -1,7 +1,6 @@
 """The page of a report: its sections, and datasets of strangers."""
 
 import json
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from cli_parts import collected
 from report_parts import FACTS, events, frames, report, write, write_trace
 from tensordict import NonTensorData, TensorDict
 
-from trawl.data import MemmapSink, ParquetSink
+from trawl.data import ParquetSink
 
 SECTIONS = ["settings", "episodes", "throughput", "bottleneck", "timeline", "entries", "statistics"]
 
@@ -185,15 +184,6 @@ def test_entries_of_all_kinds_are_summarized():
     assert "(12, 3, 1)" in page.text
 
 
-def test_an_unfinished_collection_is_called_so():
-    with MemmapSink("d") as sink:
-        sink.write(frames())
-        sink.commit()
-        page, _ = report()
-    assert "12 frames, not complete" in page.text
-    assert "still running, or it was killed" in page.text
-
-
 def test_many_episodes_and_entries_keep_the_page_small():
     many = {f"entry{number:03}": torch.randn(20_000) for number in range(250)}
     write(frames(20_000, 2, **many))
@@ -201,8 +191,3 @@ def test_many_episodes_and_entries_keep_the_page_small():
     assert len(page.source) < 2_500_000
     assert "Only the first 200 entries have histograms." in page.text
     assert "10,000 episodes that ended" in page.text
-
-
-def test_the_assets_are_part_of_the_package():
-    for name in ("style.css", "script.js"):
-        assert files("trawl.extras.report").joinpath(name).is_file()

@@ -16,11 +16,6 @@ from trawl.extras.report.timeline import Lane, thinned, thinned_series
 from trawl.extras.report.trace import SPANS, Series, Spans, load_trace
 
 
-@pytest.fixture
-def dataset():
-    write(frames(), "d")
-
-
 def reported(found):
     """The page of a report on a dataset with a trace, and what was printed on stderr."""
     write(frames(), "d")
@@ -43,72 +38,64 @@ def test_a_trace_becomes_lanes_and_counters():
     assert row[at : at + 4] == ["env", "50", "3.5", "ms"]
 
 
-def test_the_record_names_the_trace(tmp_path):
-    """In the dataset, or outside of it by a link; a missing one is noted."""
-    Path("real.json").write_text(json.dumps(list(events(1)))[:-200])
-    Path("link.json").symlink_to("real.json")
-    link = str(tmp_path / "link.json")
-    for number, (place, note) in enumerate([
-        ("other.json", ""),
-        (link, f"the trace {link} is damaged: the file ends too early"),
-        ("gone.json.gz", "the trace gone.json.gz is missing"),
-    ]):  # fmt: skip
-        write(frames(), str(number), trace=place)
-        if place == "other.json":
-            Path(f"{number}/other.json").write_text(json.dumps(list(events(1))))
-        page, err = report(str(number))
-        assert err == (f"trawl: note: {number}: {note}\n" if note else "")
-        assert ("worker 0" in page.text) == ("gone" not in place)
-        assert not note or f"T{note[1:]}." in page.text
-
-
-@pytest.mark.parametrize("place", ["/dev/zero", "/", "/no\0where", "/" + "x" * 5000])
-def test_places_of_a_stranger_are_not_read(place):
-    write(frames(), trace=place)
-    assert 'class="timeline"' not in report()[0].source
-
-
-def test_a_trace_that_was_cut_off_is_shown_up_to_there(dataset):
-    write_trace(events(2, 200), "d/trace.json.gz")
-    path = Path("d/trace.json.gz")
-    path.write_bytes(path.read_bytes()[:-5000])
-    page, err = report()
-    told = "the trace trace.json.gz is damaged: the file ends too early"
-    assert err == f"trawl: note: d: {told}\n"
-    assert f"T{told[1:]}." in page.text
-    assert "worker 0" in page.text
+TEXT = json.dumps(list(events(1))).encode()
+CUT = gzip.compress(json.dumps(list(events(2, 200))).encode())[:-5000]
+EARLY = "is damaged: the file ends too early"
+# The place in the record, whether it is a link, the content, the note, and whether it is shown.
+PLACES = [
+    ("d/other.json", False, TEXT, "", True),
+    # The record names it by a link, or there is one in the dataset, which is not followed.
+    ("link.json", True, TEXT[:-200], EARLY, True),
+    ("d/trace.json.gz", True, gzip.compress(TEXT), "links are not followed", False),
+    ("gone.json.gz", False, None, "is missing", False),
+    ("d/trace.json.gz", False, CUT, EARLY, True),
+    *(
+        ("d/trace.json.gz", False, content, "is damaged: ", False)
+        for content in (
+            b"",
+            b"\x1f\x8b",
+            b"\x1f\x8bgarbage that is no gzip",
+            b"no json",
+            b"{}",
+            b'{"traceEvents": [{"ph": "X"',
+            b'{"traceEvents": [{"ph": nonsense}]}',
+            b'{"traceEvents": ' + b"[" * 100_000,
+            b'{"traceEvents": [{"ts": ' + b"9" * 5000 + b"}]}",
+            b"\xff\xfe\x00" * 100,
+        )
+    ),
+    # Places that a stranger has chosen.
+    *((place, False, None, None, False) for place in (
+        "/dev/zero", "/", "/no\0where", "/" + "x" * 5000
+    )),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\x1f\x8b",
-        b"\x1f\x8bgarbage that is no gzip",
-        b"no json",
-        b"{}",
-        b'{"traceEvents": [{"ph": "X"',
-        b'{"traceEvents": [{"ph": nonsense}]}',
-        b'{"traceEvents": ' + b"[" * 100_000,
-        b'{"traceEvents": [{"ts": ' + b"9" * 5000 + b"}]}",
-        b"\xff\xfe\x00" * 100,
-    ],
-    ids=range(10),
+    ("place", "is_link", "content", "note", "shown"), PLACES, ids=range(len(PLACES))
 )
-def test_a_trace_that_is_no_trace_is_noted(dataset, content):
-    Path("d/trace.json.gz").write_bytes(content)
+def test_the_trace_that_the_record_names_is_shown_or_noted(place, is_link, content, note, shown):
+    name = place.removeprefix("d/")
+    given = name if place.startswith("d/") else os.path.abspath(place)
+    write(frames(), trace=given)
+    if content is not None:
+        file = Path("real" if is_link else place)
+        file.write_bytes(content)
+        if is_link:
+            Path(place).symlink_to(file.resolve())
     page, err = report()
-    assert err.startswith("trawl: note: d: the trace trace.json.gz is damaged: ")
-    assert err.count("\n") == 1
-    assert "The trace trace.json.gz is damaged: " in page.text
-
-
-def test_a_trace_that_is_a_link_is_not_followed(dataset):
-    write_trace(events(), "secret.json.gz")
-    os.symlink("../secret.json.gz", "d/trace.json.gz")
-    page, err = report()
-    assert "links are not followed" in err
-    assert "worker 0" not in page.text
+    assert ("worker 0" in page.text) == shown
+    if note is None:
+        assert 'class="timeline"' not in page.source
+    elif not note:
+        assert err == ""
+    else:
+        assert err.startswith("trawl: note: d: the trace ")
+        assert name in err
+        assert note in err
+        assert err.count("\n") == 1
+        said = err.removeprefix("trawl: note: d: t").rstrip()
+        assert f"T{said}" in page.text
 
 
 def test_events_of_unexpected_forms_are_ignored():
