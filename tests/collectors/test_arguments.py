@@ -135,12 +135,3 @@ def test_options_can_be_read_as_attributes():
             assert field.name == "worker_idx" or hasattr(collector, field.name)
         assert (collector.total_frames, collector.cat_results) == (30, -1)
         assert (collector.num_sub_threads, collector.requested_frames_per_batch) == (2, 10)
-
-
-@pytest.mark.parametrize("cls", [Collector, MultiSyncCollector])
-@pytest.mark.parametrize("given", [None, -1, 0])
-def test_an_option_that_is_off_reads_as_a_number_or_false(cls, given):
-    """Trainers compare these: ``frames >= collector.init_random_frames``."""
-    with make(cls, init_random_frames=given, max_frames_per_traj=given) as collector:
-        assert (collector.init_random_frames, collector.max_frames_per_traj) == (0, 0)
-        assert (collector.trust_policy, collector.split_trajs) == (False, False)
