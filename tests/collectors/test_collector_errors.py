@@ -1,4 +1,5 @@
 import gc
+import re
 
 import gymnasium
 import numpy as np
@@ -23,69 +24,51 @@ def refused(kind, match, policy=None, **options):
         Collector(env, policy, **options)
 
 
-#: An option, wrong values of it with their error, and what it says.
-WRONG = {
-    "frames_per_batch": [
-        (0, ValueError, "frames_per_batch must be at least 1, but it is 0"),
-        (-5, ValueError, "frames_per_batch must be at least 1, .* -5"),
-        (2.5, TypeError, "frames_per_batch must be an integer, .* float: 2.5"),
-        ("9", TypeError, "frames_per_batch must be an integer, .* str: '9'"),
-        (True, TypeError, "frames_per_batch must be an integer, .* bool: True"),
-        (None, TypeError, "frames_per_batch must be an integer, .* NoneType"),
-    ],
-    "total_frames": [
-        (0, ValueError, "total_frames must be positive, or -1 for no limit, .* 0"),
-        ("all", TypeError, "total_frames must be an integer, .* str: 'all'"),
-    ],
-    "init_random_frames": [(1.5, TypeError, "init_random_frames must be an integer, .* 1.5")],
-    "trajs_per_batch": [(2.0, TypeError, "trajs_per_batch must be an integer, .* float: 2.0")],
-    "worker_idx": [(True, TypeError, "worker_idx must be an integer, .* bool: True")],
-    "max_frames_per_traj": [([3], TypeError, "max_frames_per_traj must be an integer, .* list")],
-    "reset_when_done": [(False, ValueError, "reset_when_done=False is not possible")],
-    "exploration_type": [("randomly", TypeError, "exploration_type must be .* 'randomly'")],
-    "policy_factory": [
-        (RandomPolicy(), TypeError, "it is a policy, RandomPolicy: pass it as p"),
-        (3, TypeError, "policy_factory must be callable, but it is int: 3"),
-    ],
-    "pre_collect_hook": [(1, TypeError, "pre_collect_hook must be callable")],
-    "post_collect_hook": [(1, TypeError, "post_collect_hook must be callable")],
-    "interruptor": [(1, TypeError, r"interruptor must be .* collection_stopped\(\), .* int")],
-    "compile_policy": [("max", TypeError, "compile_policy must be a bool or a mapping .* 'max'")],
-    "cudagraph_policy": [(1, TypeError, "cudagraph_policy must be a bool or a mapping .* int")],
-    "create_env_kwargs": [
-        (given, TypeError, "create_env_kwargs must be a mapping .* int: 3") for given in (3, [3])
-    ],
-    "track_policy_version": [("uuid", TypeError, "track_policy_version must be a bool .*'uuid'")],
-    "num_collectors": [
-        (0, ValueError, "num_collectors must be a positive integer, .* 0"),
-        (True, TypeError, "num_collectors must be .*, .* True"),
-        (1.0, TypeError, "num_collectors must be .*, .* 1.0"),
-    ],
-    "sync": [(False, ValueError, "sync=False can't be used with backend")],
-    "backend": [("gpu", ValueError, "unknown backend 'gpu'")],
-    **{
-        name: [("gpu", ValueError, f"{name} 'gpu' is not a device")]
-        for name in ("device", "storing_device", "env_device", "policy_device")
-    },
-    **{
-        name: [("False", TypeError, f"{name} must be True or False, but .* the string 'False'")]
-        for name in ("reset_at_each_iter", "split_trajs", "trust_policy")
-    },
-    **{
-        name: [(given, TypeError, f"{name} must be an object, .* {name}={given.__name__}\\(")]
-        for name, given in (("replay_buffer", Buffer), ("sink", MemmapSink))
-    },
-    "postproc": [
-        ([], TypeError, "postproc must be callable, but it is list"),
-        (MultiStep, TypeError, r"postproc must be an object, .* postproc=MultiStep\("),
-    ],
-}
+INTEGER = "{name} must be an integer, but it is {type}: {value}"
+COUNTS = "frames_per_batch total_frames init_random_frames trajs_per_batch max_frames_per_traj"
+DEVICES = "device storing_device env_device policy_device"
+CLASS = r"{name} must be an object, but it is {value}: pass an instance, {name}={class_name}\("
+#: Options, wrong values of them, the error, and what it says.
+WRONG = [
+    (f"{COUNTS} worker_idx", [2.5, "9", True, [3]], TypeError, INTEGER),
+    ("frames_per_batch", [None], TypeError, INTEGER),
+    ("frames_per_batch", [0, -5], ValueError, "{name} must be at least 1, but it is {value}"),
+    ("total_frames", [0], ValueError, "{name} must be positive, or -1 for no limit, .* 0"),
+    ("reset_when_done", [False], ValueError, "{name}=False is not possible"),
+    ("exploration_type", ["randomly"], TypeError, "{name} must be .* {value}"),
+    ("policy_factory", [RandomPolicy()], TypeError, "it is a policy, RandomPolicy: pass it as p"),
+    ("policy_factory", [3], TypeError, "{name} must be callable, but it is int: 3"),
+    ("postproc pre_collect_hook post_collect_hook", [3], TypeError, "{name} must be callable"),
+    ("interruptor", [1], TypeError, r"{name} must be .* collection_stopped\(\), .* int"),
+    ("compile_policy", ["max"], TypeError, "{name} must be a bool or a mapping .* {value}"),
+    ("cudagraph_policy", [1], TypeError, "{name} must be a bool or a mapping .* int"),
+    ("create_env_kwargs", [3, [3]], TypeError, "{name} must be a mapping .* int: 3"),
+    ("track_policy_version", ["uuid"], TypeError, "{name} must be a bool .*{value}"),
+    ("num_collectors", [0], ValueError, "{name} must be a positive integer, .* 0"),
+    ("num_collectors", [True, 1.0], TypeError, "{name} must be .*, .* {value}"),
+    ("sync", [False], ValueError, "sync=False can't be used with backend"),
+    ("backend", ["gpu"], ValueError, "unknown backend {value}"),
+    (DEVICES, ["gpu"], ValueError, "{name} {value} is not a device"),
+    (
+        "reset_at_each_iter split_trajs trust_policy",
+        ["False"],
+        TypeError,
+        "{name} must be True or False, but it is the string {value}",
+    ),
+    ("replay_buffer", [Buffer], TypeError, CLASS),
+    ("sink", [MemmapSink], TypeError, CLASS),
+    ("postproc", [MultiStep], TypeError, CLASS),
+]
 
 
-@pytest.mark.parametrize("option", WRONG)
-def test_a_wrong_value_is_named(option):
-    for value, kind, match in WRONG[option]:
-        refused(kind, match, **{option: value})
+@pytest.mark.parametrize(("names", "values", "kind", "told"), WRONG, ids=named)
+def test_a_wrong_value_is_named(names, values, kind, told):
+    for name in names.split():
+        for value in values:
+            shown = {"type": type(value).__name__, "value": re.escape(repr(value))}
+            if isinstance(value, type):
+                shown = {"value": f"the class {value.__name__}", "class_name": value.__name__}
+            refused(kind, told.format(name=name, **shown), **{name: value})
 
 
 def test_only_the_class_itself_takes_a_backend():
