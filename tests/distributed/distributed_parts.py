@@ -10,8 +10,6 @@ from torch import nn
 from trawl.collectors.distributed import DistributedCollector, RPCCollector
 
 CLASSES = [DistributedCollector, RPCCollector]
-#: Each class, one with batches of all workers and one with those of each.
-EACH = [(DistributedCollector, True), (RPCCollector, False)]
 
 
 class Sampler(nn.Module):

@@ -14,7 +14,6 @@ from backend_conformance import BackendConformance
 from distributed_parts import CLASSES, make
 from forked import Forked
 
-from trawl.collectors.distributed import DistributedSyncCollector
 from trawl.errors import WorkerDied
 from trawl.extras.clusters.launching import command as launch_command
 from trawl.extras.clusters.launching.command import KEY, CommandLauncher
@@ -41,23 +40,17 @@ def commanded(command, cls=CLASSES[0], **options):
 
 
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize("cls", [CLASSES[1], DistributedSyncCollector])
-def test_a_local_shell(cls):
-    with commanded(SHELL, cls, total_frames=80, policy=None) as collector:
-        assert sum(batch.numel() for batch in collector) == 80
-
-
-@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     "command",
     [
+        SHELL,
         ["{worker}"],
         ["sh", "-c", "{worker} & wait"],
         lambda: [sys.executable, "{arguments}"],
         f"env -u {KEY} {{worker}} </dev/null # {{key_file}}",
         f"env -u {KEY} sh -c '{{worker}}'",
     ],
-    ids=["list", "within text", "arguments", "key file", "key by input"],
+    ids=["shell", "list", "within text", "arguments", "key file", "key by input"],
 )
 def test_forms_of_a_command(command):
     command = command() if callable(command) else command
@@ -66,32 +59,26 @@ def test_forms_of_a_command(command):
 
 
 @pytest.mark.usefixtures("forked")
-def test_placeholders(tmp_path):
-    said = tmp_path / "said"
-    command = f"echo {{index}} {{rank}} {{address}} {{port}} {{name}} >> {said}; exec {{worker}}"
+def test_placeholders_and_no_key_in_a_command_line(tmp_path):
+    said, mode = tmp_path / "said", tmp_path / "mode"
+    command = f"echo {{index}} {{rank}} {{address}} {{port}} {{name}} >> {said}"
+    command += f"; stat -c %a {{key_file}} > {mode}; {{worker}}"
     with commanded(command) as collector:
         collector.next()
         port = collector._backend.port
-    lines = sorted(said.read_text().splitlines())
-    assert lines == [f"{i} {i + 1} 127.0.0.1 {port} trawl/{i + 1}/0" for i in range(2)]
-
-
-@pytest.mark.usefixtures("forked")
-def test_no_key_is_in_a_command_line(tmp_path):
-    mode = tmp_path / "mode"
-    with commanded(f"stat -c %a {{key_file}} > {mode}; {{worker}}", num_workers=1) as collector:
-        collector.next()
-        (member,) = collector._pool.slots
-        key = member.worker.address.key.hex()
+        keys = [slot.worker.address.key.hex() for slot in collector._pool.slots]
         lines = ["\0".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
         started = [line for line in lines if "launching.command" in line]
         assert started
-        assert not any(key in line for line in started)
-        (file,) = {one for line in started for one in re.findall(r"/[^\s\0]*\.private", line)}
+        assert not any(key in line for line in started for key in keys)
+        files = {one for line in started for one in re.findall(r"/[^\s\0]*\.private", line)}
+        assert len(files) == 2
         assert mode.read_text() == "600\n"
         # The worker needs it only once.
-        assert not os.path.exists(file)
-    assert not os.path.exists(os.path.dirname(file))
+        assert not any(map(os.path.exists, files))
+    assert not any(os.path.exists(os.path.dirname(file)) for file in files)
+    lines = sorted(said.read_text().splitlines())
+    assert lines == [f"{i} {i + 1} 127.0.0.1 {port} trawl/{i + 1}/0" for i in range(2)]
 
 
 def command_of(collector, index):

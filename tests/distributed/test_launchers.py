@@ -22,13 +22,6 @@ def jobs(folder):
     return {"cluster": "local", "folder": str(folder), "timeout_min": 5}
 
 
-def test_jobs(tmp_path):
-    with make(
-        CLASSES[1], launcher="submitit", slurm_kwargs=jobs(tmp_path), total_frames=80
-    ) as collector:
-        assert sum(batch.numel() for batch in collector) == 80
-
-
 def test_a_job_that_dies_is_replaced(tmp_path):
     options = {"slurm_kwargs": jobs(tmp_path), "sync": True}
     with make(CLASSES[0], launcher="submitit", **options) as collector:

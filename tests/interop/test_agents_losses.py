@@ -1,12 +1,9 @@
 """Multi-agent losses of TorchRL learn from batches of PettingZoo environments."""
 
-import pytest
 import torch
 from mpe2 import simple_spread_v3
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch.distributions import Categorical
-from torchrl.collectors import Collector as TorchRLCollector
-from torchrl.envs import PettingZooWrapper
 from torchrl.modules import MultiAgentMLP, ProbabilisticActor, QMixer, QValueModule, ValueOperator
 from torchrl.objectives import ClipPPOLoss, SoftUpdate, ValueEstimators
 from torchrl.objectives.multiagent import QMixerLoss
@@ -14,15 +11,9 @@ from torchrl.objectives.multiagent import QMixerLoss
 from trawl import Collector
 from trawl.envs import PettingZooEnv
 
-pytestmark = pytest.mark.filterwarnings("ignore:PettingZoo in TorchRL")
-
 
 def spread():
     return simple_spread_v3.parallel_env(max_cycles=6)
-
-
-def in_turn():
-    return simple_spread_v3.env(max_cycles=3)
 
 
 def network(outputs, centralized=False):
@@ -120,28 +111,3 @@ def test_qmix():
     SoftUpdate(loss, tau=0.5)
     found = gradients(loss(batch), loss)
     assert any(one is not None and one.abs().sum() > 0 for one in found)
-
-
-@pytest.mark.parametrize(
-    ("make", "kwargs"),
-    [
-        (spread, {}),
-        (spread, {"categorical_actions": False}),
-        (spread, {"done_on_any": False, "use_mask": True}),
-        (in_turn, {"use_mask": True}),
-        (in_turn, {"use_mask": True, "done_on_any": True}),
-    ],
-)
-def test_batches_have_the_layout_of_torchrls_collector(make, kwargs):
-    options = {"frames_per_batch": 18, "total_frames": 18}
-    theirs = TorchRLCollector(PettingZooWrapper(make(), **kwargs), None, **options)
-    (expected,) = (batch.clone() for batch in theirs)
-    theirs.shutdown()
-    with Collector(PettingZooEnv(make(), **kwargs), None, **options) as collector:
-        (batch,) = list(collector)
-    layouts = [
-        {key: (tuple(value.shape), value.dtype) for key, value in one.items(True, True)}
-        for one in (batch, expected)
-    ]
-    assert layouts[0] == layouts[1]
-    assert torch.equal(batch["next", "done"], expected["next", "done"])

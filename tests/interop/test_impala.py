@@ -4,7 +4,7 @@ import pytest
 from impala import FRAMES, TOTAL, check
 
 from trawl.collectors import Collector, MultiAsyncCollector
-from trawl.collectors.distributed import DistributedCollector, RPCCollector
+from trawl.collectors.distributed import DistributedCollector
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:torchrl")
 
@@ -24,21 +24,17 @@ def test_processes():
     )
 
 
-@pytest.mark.parametrize(
-    "kind", [DistributedCollector, pytest.param(RPCCollector, marks=pytest.mark.long)]
-)
-def test_clusters(kind):
-    own = {"num_workers_per_collector": 1} if kind is DistributedCollector else {}
+def test_clusters():
     check(
-        lambda envs, actor: kind(
+        lambda envs, actor: DistributedCollector(
             create_env_fn=envs,
             policy=actor,
             frames_per_batch=FRAMES,
             total_frames=TOTAL,
             collector_class=Collector,
+            num_workers_per_collector=1,
             collector_kwargs={"device": "cpu", "storing_device": "cpu"},
             storing_device="cpu",
             launcher="mp",
-            **own,
         )
     )

@@ -11,8 +11,7 @@ from torchrl.envs.utils import MarlGroupMapType
 from torchrl.modules import MultiAgentMLP, ProbabilisticActor
 
 from trawl import Collector
-from trawl.collectors import MultiSyncCollector
-from trawl.envs import ParallelEnv, PettingZooEnv
+from trawl.envs import PettingZooEnv
 
 pytestmark = pytest.mark.filterwarnings("ignore:PettingZoo in TorchRL")
 
@@ -46,14 +45,22 @@ def first_allowed(td):
     return td
 
 
+def in_one_hot(td):
+    """Takes the same actions, as vectors."""
+    actions = first_allowed(td)["agent", "action"]
+    return td.set(("agent", "action"), torch.nn.functional.one_hot(actions, 5))
+
+
 @pytest.mark.parametrize(
     ("make", "kwargs"),
     [
         (spread, {}),
-        (spread, {"use_mask": True, "return_state": True}),
+        (spread, {"use_mask": True, "return_state": True, "done_on_any": False}),
+        (spread, {"categorical_actions": False}),
         (spread, {"group_map": MarlGroupMapType.ONE_GROUP_PER_AGENT}),
         (speaker, {}),
         (spread_in_turn, {"use_mask": True}),
+        (spread_in_turn, {"use_mask": True, "done_on_any": True}),
         (tictactoe, {"use_mask": True}),
     ],
 )
@@ -68,8 +75,9 @@ def test_entries_are_those_of_torchrls_wrapper(make, kwargs):
             key: (leaf.shape, leaf.dtype) for key, leaf in other.items(True, True)
         }
     # One episode, because the second one would begin with other random numbers.
-    expected = theirs.rollout(40, first_allowed, auto_reset=False, tensordict=theirs.reset(seed=5))
-    batch = ours.rollout(40, first_allowed, tensordict=ours.reset(seed=5))
+    policy = in_one_hot if "categorical_actions" in kwargs else first_allowed
+    expected = theirs.rollout(40, policy, auto_reset=False, tensordict=theirs.reset(seed=5))
+    batch = ours.rollout(40, policy, tensordict=ours.reset(seed=5))
     assert batch.batch_size == expected.batch_size
     assert batch["next", "done"].sum() == 1
     assert set(batch.keys(True, True)) == set(expected.keys(True, True))
@@ -108,16 +116,3 @@ def test_torchrls_policies_run_unchanged_in_a_vector():
     assert batch["next", "done"].sum() == 4
     logits = actor().module[0](batch.select(("agent", "observation")))["agent", "logits"]
     torch.testing.assert_close(logits, batch["agent", "logits"])
-
-
-def test_workers_and_environments_in_processes():
-    with MultiSyncCollector(
-        [spread] * 2, actor(), frames_per_batch=24, total_frames=24, cat_results="stack"
-    ) as collector:
-        (batch,) = list(collector)
-        assert batch["next", "agent", "reward"].shape == (2, 12, 3, 1)
-        assert batch["next", "done"].sum() == 4
-    with Collector(ParallelEnv(2, spread), actor(), frames_per_batch=24) as collector:
-        batch = collector.next()
-        assert batch["next", "agent", "done"].shape == (2, 12, 3, 1)
-        assert batch["next", "done"].sum() == 4

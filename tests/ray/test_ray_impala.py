@@ -18,10 +18,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize(
-    "update", ["after_each_batch", pytest.param("as_the_script_says", marks=pytest.mark.long)]
-)
-def test_actors(update):
+def test_actors():
     # As the script's configuration has them.
     config = {"address": None, "num_cpus": None, "num_gpus": None, "ignore_reinit_error": False}
     check(
@@ -35,6 +32,6 @@ def test_actors(update):
             ray_init_config=config,
             remote_configs={"num_cpus": 0, "num_gpus": 0, "memory": 0},
             sync=False,
-            update_after_each_batch=update == "after_each_batch",
+            update_after_each_batch=True,
         )
     )

@@ -403,12 +403,7 @@ def test_things_have_their_order_on_the_receivers_side(kind):
             ValueError,
             r"weights are only for workers \[0\], none of which was selected",
         ),
-        ({"weights": 3}, TypeError, "weights must be a module"),
-        ({"weights": {}}, KeyError, "missing"),
-        ({"weights": nn.Linear(1, 1)}, KeyError, r"missing .*unknown"),
-        ({"weights": Uniform(sizes=(1, 1, 1))}, ValueError, "has shape"),
         ({"weights": {0: Uniform(1), 1: nn.Linear(1, 1)}}, KeyError, r"missing .*unknown"),
-        ({"weights": {"count": "many"}}, TypeError, "must be a tensor"),
     ],
 )
 def test_weights_that_do_not_fit_or_are_for_nobody_are_refused(kind, call, error, match):
