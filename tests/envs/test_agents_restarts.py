@@ -15,18 +15,11 @@ from trawl.errors import EnvStateError
 
 
 class Failing(Walkers):
-    """Fails in one step, or in one reset."""
+    """Fails in a step."""
 
-    def __init__(self, step=None, reset=None):
+    def __init__(self, step):
         super().__init__(late=False)
-        self.fails_in, self.resets = step, 0
-        self.fails_in_reset = reset
-
-    def reset(self, seed=None, options=None):
-        self.resets += 1
-        if self.resets == self.fails_in_reset:
-            raise OSError("no begin")
-        return super().reset(seed, options)
+        self.fails_in = step
 
     def step(self, actions):
         if self.t + 1 == self.fails_in:
@@ -50,14 +43,12 @@ def collected(made, frames=12, **options):
     return batch
 
 
-@pytest.mark.parametrize("frames", [12, 5])
-def test_a_step_that_fails_truncates_the_episode(frames):
+def test_a_step_that_fails_truncates_the_episode():
     second = Walkers(late=False)
-    batch = collected([Failing(step=5), second], frames)
-    mask = batch["collector", "mask"]
-    assert mask.tolist() == [i != 4 for i in range(frames)]
-    following = batch["next"]
-    assert following["done"].flatten().tolist()[:5] == [False, False, False, True, False]
+    batch = collected([Failing(5), second])
+    mask, following = batch["collector", "mask"], batch["next"]
+    assert mask.tolist() == [i != 4 for i in range(12)]
+    assert following["done"].flatten().nonzero().flatten().tolist() == [3, 10]
     assert following["truncated"][3].item()
     # The first walker had died in step 3.
     assert following["walker", "done"][3].flatten().tolist() == [True, True]
@@ -65,25 +56,10 @@ def test_a_step_that_fails_truncates_the_episode(frames):
     assert following["walker", "terminated"][3].flatten().tolist() == [True, False]
     assert following["flyer", "truncated"][3].item()
     assert not following["flyer", "observation"][4].any()
-    steps = [0, 1, 2, 3, None, 0, 1, 2, 3, 4, 5, 0][:frames]
-    for row, step in enumerate(steps):
-        if step is not None:
-            value = number(step, "flyer")
-            assert batch["flyer", "observation"][row].unique().tolist() == [value]
-    assert batch["collector", "traj_ids"][mask].unique_consecutive().numel() == (
-        1 if frames == 5 else 3
-    )
-    assert second.seeds[-1 if frames == 5 else -2] is not None
-
-
-def test_a_reset_that_fails_keeps_the_step_before_it():
-    # The constructors of the collector and of the environment have reset it twice, set_seed once.
-    batch = collected([Failing(reset=4), Walkers(late=False)])
-    assert batch["collector", "mask"].all()
-    assert batch["next", "done"].flatten().nonzero().flatten().tolist() == [5, 11]
-    assert batch["next", "flyer", "observation"][:, 0, 0].tolist() == [
-        number(t, "flyer") for t in [1, 2, 3, 4, 5, 6] * 2
-    ]
+    seen = batch["flyer", "observation"][mask][:, 0, 0].tolist()
+    assert seen == [number(step, "flyer") for step in (0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 0)]
+    assert batch["collector", "traj_ids"][mask].unique_consecutive().numel() == 3
+    assert second.seeds[-2] is not None
 
 
 def test_an_environment_that_was_passed_as_an_object_is_refused():
@@ -126,7 +102,7 @@ def test_environments_at_their_own_pace_show_the_same(make):
 
 
 def test_an_environment_at_its_own_pace_is_made_again():
-    made = iter([Failing(step=3), Walkers(late=False)])
+    made = iter([Failing(3), Walkers(late=False)])
     source = partial(next, made)
     with (
         at_their_own_pace([source], frames_per_batch=8, on_env_error="restart") as collector,
@@ -141,7 +117,7 @@ def test_an_environment_at_its_own_pace_is_made_again():
 
 
 def test_another_environment_as_the_replacement_is_refused():
-    made = iter([Failing(step=2), Turns()])
+    made = iter([Failing(2), Turns()])
     with (
         Collector(
             lambda: next(made), None, frames_per_batch=6, on_env_error="restart"

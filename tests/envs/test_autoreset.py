@@ -136,16 +136,6 @@ def test_wrappers_of_an_environment_that_declares_nothing(name, seed, count, per
         check_same(found, expected, exactly=True)
 
 
-@FEW
-@RUNS
-def test_the_tensordict_interface_gives_the_same(seed, count, per_batch):
-    env = GymEnv(build("RecordEpisodeStatistics", SAME, seed, count))
-    frames = env.rollout(per_batch, policy_of(env.env), break_when_any_done=False)
-    hand = build("RecordEpisodeStatistics", SAME, seed, count)
-    check_same(collected([frames]), by_hand(hand, SAME, per_batch), exactly=True)
-    env.close()
-
-
 # --- what declares nothing, or something that it doesn't do
 
 
@@ -172,22 +162,30 @@ def test_a_mode_may_be_given_by_its_value(mode, spelt):
     env.close()
 
 
-@pytest.mark.parametrize("value", ["next_step", "", 1])
-def test_what_is_no_mode(value):
-    with pytest.raises(ValueError, match=r"autoreset_mode must be one of 'NextStep', .* but it is"):
-        GymEnv(Undeclared(made(0, 2, NEXT)), autoreset_mode=value)
-
-
-def test_a_mode_in_the_metadata_that_is_none():
+def undeclared(metadata=None):
     env = Undeclared(made(0, 2, NEXT))
-    env.metadata = {"autoreset_mode": "sometimes"}
-    with pytest.raises(ValueError, match=r"metadata\['autoreset_mode'\] .* it is 'sometimes'"):
-        GymEnv(env)
+    env.metadata = metadata or {}
+    return env
 
 
-def test_a_mode_that_contradicts_gymnasium_s_own():
-    with pytest.raises(ValueError, match=r"'SameStep' contradicts .*made with .*'NextStep'"):
-        GymEnv(made(0, 2, NEXT), autoreset_mode=SAME)
+WORDS = r"autoreset_mode must be one of 'NextStep', .* but it is"
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "words"),
+    [
+        *((undeclared, value, WORDS) for value in ("next_step", "", 1)),
+        (
+            lambda: undeclared({"autoreset_mode": "sometimes"}),
+            None,
+            r"metadata\['autoreset_mode'\] .* it is 'sometimes'",
+        ),
+        (lambda: made(0, 2, NEXT), SAME, r"'SameStep' contradicts .*made with .*'NextStep'"),
+    ],
+)
+def test_modes_that_are_none_or_contradict_gymnasiums_own(make, given, words):
+    with pytest.raises(ValueError, match=words):
+        GymEnv(make(), autoreset_mode=given)
     GymEnv(made(0, 2, NEXT), autoreset_mode=NEXT).close()
 
 

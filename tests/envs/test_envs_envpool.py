@@ -67,21 +67,6 @@ def test_every_frame_is_a_true_step(pool, limit):
     assert ended > 10
 
 
-def test_some_can_be_reset(pool):
-    with Collector(pool, frames_per_batch=12) as collector:
-        before = collector.next()
-        collector.reset([0, 2])
-        after = collector.next()
-    begun = after["observation"][:, 0].abs().amax(-1) <= 0.05
-    assert begun[[0, 2]].all()
-    for index in (1, 3):
-        if not before["next", "done"][index, -1]:
-            last = before["next", "observation"][index, -1]
-            assert torch.equal(after["observation"][index, 0], last)
-    ids = [batch["collector", "traj_ids"] for batch in (before, after)]
-    assert set(ids[0][[0, 2], -1].tolist()).isdisjoint(ids[1][[0, 2], 0].tolist())
-
-
 def test_its_seed_is_given_when_it_is_made(pool):
     env = GymEnv(pool)
     env.set_seed(3)
@@ -89,8 +74,5 @@ def test_its_seed_is_given_when_it_is_made(pool):
         env.reset()
     with pytest.raises(ValueError, match="takes its seed when it is made"):
         env.reset(seed=3)
-
-
-def test_equal_seeds_give_equal_starts():
     first, second = (GymEnv(made(num_envs=2, seed=5)) for _ in range(2))
     assert torch.equal(first.reset()["observation"], second.reset()["observation"])

@@ -83,15 +83,6 @@ def test_a_reset_takes_gymnasiums_arguments():
 # --- rollouts
 
 
-def test_a_rollout_takes_a_policy():
-    def policy(tensordict):
-        return tensordict.set("action", torch.tensor([0, 0, 1, 0]))
-
-    env = NumberedEnv()
-    GymEnv(env).rollout(4, policy)
-    assert env.actions == [2, 2, 2, 2]
-
-
 def test_a_rollout_may_begin_where_another_ended():
     env = GymEnv(NumberedEnv(lengths=[100]))
     _, root = env.step_and_maybe_reset(env.rand_action(env.reset()))
@@ -232,21 +223,12 @@ def test_the_rendered_image_may_be_an_observation(registered):
 # --- seeds
 
 
-def starts(env, resets=3):
-    return torch.stack([env.reset()["observation"] for _ in range(resets)])
-
-
-def test_a_seed_is_gymnasiums():
+def test_a_seed_is_gymnasiums_and_used_once():
     env = GymEnv("CartPole-v1")
     env.set_seed(11)
+    first, second, third = (env.reset()["observation"] for _ in range(3))
     expected, _ = gymnasium.make("CartPole-v1").reset(seed=11)
-    assert np.array_equal(env.reset()["observation"], expected)
-
-
-def test_a_seed_is_used_once():
-    env = GymEnv("CartPole-v1")
-    env.set_seed(3)
-    first, second, third = starts(env)
+    assert np.array_equal(first, expected)
     assert not torch.equal(first, second)
     assert not torch.equal(second, third)
 

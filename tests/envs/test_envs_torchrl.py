@@ -16,8 +16,6 @@ pytest.importorskip("torchrl")
 from torchrl import envs as torchrl_envs
 from torchrl.data import Categorical, Composite, NonTensor, Unbounded
 
-STEP = 2
-
 
 def keys(tensordict):
     return set(tensordict.keys(True, True))
@@ -47,13 +45,6 @@ def test_frames_are_those_of_torchrls_environment(name):
     for key in keys(frames[0]):
         assert frames[0][key].dtype == frames[1][key].dtype
         assert torch.equal(frames[0][key], frames[1][key]), key
-
-
-def test_torchrls_environments_may_be_rows():
-    env = SerialEnv(2, lambda: torchrl_envs.GymWrapper(NumberedEnv(lengths=[2])))
-    frames = env.rollout(5, break_when_any_done=False)
-    assert frames.batch_size == (2, 5)
-    assert NumberedEnv.numbers(frames)[..., STEP].tolist() == [[0, 1, 0, 1, 0]] * 2
 
 
 def wrapper():

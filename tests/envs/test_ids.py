@@ -36,21 +36,19 @@ def test_gym_env_refuses_the_ids_of_other_libraries(env_id, own):
         GymEnv(env_id, num_envs=2)
 
 
+SPREAD = "pettingzoo:mpe2/simple_spread_v3"
+
+
 def test_pettingzoo():
     pytest.importorskip("mpe2")
-    env = build_one("pettingzoo:mpe2/simple_spread_v3", {"N": 2, "categorical_actions": False})
+    env = build_one(SPREAD, {"N": 2, "categorical_actions": False})
     assert isinstance(env, PettingZooEnv)
     assert env.rollout(3)["agent", "action"].shape == (3, 2, 5)
     env.close()
-    env = build_one("pettingzoo:mpe2/simple_spread_v3", {"parallel": False})
+    env = build_one(SPREAD, {"parallel": False})
     assert list(env.group_map) == ["agent_0", "agent_1", "agent_2"]
     env.close()
-
-
-def test_an_environment_within_pettingzoo():
     pytest.importorskip("pygame")
-    with Collector("pettingzoo:classic/rps-v2", frames_per_batch=10) as collector:
-        assert collector.next()["player", "observation"].shape == (10, 2, 4)
     env = build_one("pettingzoo:classic/tictactoe-v3")  # there is no parallel one
     assert list(env.group_map) == ["player_1", "player_2"]
     env.close()
@@ -59,13 +57,11 @@ def test_an_environment_within_pettingzoo():
 def test_several_environments_of_pettingzoo():
     pytest.importorskip("mpe2")
     options = {"num_envs": 4, "N": 2}
-    env_id = "pettingzoo:mpe2/simple_spread_v3"
-    with Collector(env_id, frames_per_batch=8, create_env_kwargs=options) as collector:
+    with Collector(SPREAD, frames_per_batch=8, create_env_kwargs=options) as collector:
         batch = collector.next()
         assert collector.stats()["env_path"] == "array"
     assert batch["agent", "observation"].shape[:3] == (4, 2, 2)
-    first = batch["agent", "observation"][:, 0].flatten(1)
-    assert len(first.unique(dim=0)) == 4
+    assert len(batch["agent", "observation"][:, 0].flatten(1).unique(dim=0)) == 4
 
 
 def test_vmas():
@@ -85,7 +81,7 @@ EXTRA = "pip install 'trawl-rl\\[{}\\]'"
     ("env_id", "missing", "error", "words"),
     [
         ("vmas:balance", "vmas", ImportError, "needs VMAS: .*" + EXTRA.format("vmas")),
-        ("pettingzoo:mpe2/simple_spread_v3", "pettingzoo", ImportError,
+        (SPREAD, "pettingzoo", ImportError,
          "needs PettingZoo: .*" + EXTRA.format("pettingzoo")),
         ("dm_control:cheetah/run", "dm_control", ImportError,
          "dm_control:cheetah/run needs .*: " + EXTRA.format("dm_control")),
@@ -95,7 +91,7 @@ EXTRA = "pip install 'trawl-rl\\[{}\\]'"
           for name in ("gymnax", "brax", "jumanji")),
         *((f"{name}:some", "jax", ImportError, EXTRA.format("jax"))
           for name in ("gymnax", "brax", "jumanji")),
-        ("pettingzoo:mpe2/simple_spread_v3", "mpe2", ValueError,
+        (SPREAD, "mpe2", ValueError,
          "no package 'mpe2' is installed: pip install"),
         ("brax:fast", "mujoco", ImportError,
          "brax:fast needs another package: pip install mujoco$"),
@@ -160,14 +156,3 @@ env.close()
     done = nursery.run(code, cwd=".")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-1] == "0"
-
-
-def test_the_command_takes_several_environments_of_pettingzoo(tmp_path, monkeypatch):
-    pytest.importorskip("mpe2")
-    from trawl.data import load
-    from trawl.extras.cli import main
-
-    monkeypatch.chdir(tmp_path)
-    command = ["collect", "pettingzoo:mpe2/simple_spread_v3", "--env-kwargs", '{"num_envs": 2}']
-    assert main([*command, "--frames", "20", "--out", "found"]) == 0
-    assert load("found")["agent", "observation"].shape == (20, 3, 18)

@@ -44,20 +44,6 @@ KINDS = [NumberedEnv, ImageEnv, NestedEnv, RaggedEnv]
 BATCHES = pytest.mark.parametrize("cls", [SerialEnv, threads], ids=["serial", "threads"])
 
 
-@pytest.fixture
-def opened():
-    """Makes environments that are closed at the end."""
-    envs = []
-
-    def make(cls, *args, **options):
-        envs.append(cls(*args, **options))
-        return envs[-1]
-
-    yield make
-    for env in envs:
-        env.close(raise_if_closed=False)
-
-
 @pytest.fixture(params=KINDS)
 def kind(request):
     return request.param

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from scripted_infos import ScriptedJax
 
 from trawl import Collector
 from trawl.envs import InfoKey, JaxEnv
@@ -81,15 +80,6 @@ def test_spaces_encode_values(categorical: bool) -> None:
     assert found["wide"].dtype is torch.int64
     assert found["wide"].tolist() == [[1], [2]]
     assert not frames["info", "wide"][:, 0].any()
-
-
-def test_keys_and_nested_names() -> None:
-    told = Telling(then=lambda step: {"a": {"b": step, "c": {"d": -step}}, "p/q": 2 * step})
-    keys = ["a/b", InfoKey(("a", "c"), key="c"), "p/q"]
-    frames = JaxEnv(told, 1, info_keys=keys).rollout(2)["next"]
-    assert frames["info", "a", "b"].flatten().tolist() == [1, 2]
-    assert frames["c", "d"].flatten().tolist() == [-1, -2]
-    assert frames["info", "p/q"].flatten().tolist() == [2, 4]
 
 
 class Odd:
@@ -170,23 +160,6 @@ def test_results_that_are_no_info_are_refused(reset: Any, step: int, words: str)
 
     with pytest.raises(ValueError, match=words):
         JaxEnv(Wrong(), 1)
-
-
-def test_random_actions_respect_masks_without_info_keys() -> None:
-    env = JaxEnv(ScriptedJax(), 4)
-    with Collector(env, frames_per_batch=80) as collector:
-        batches = [collector.next().clone() for _ in range(2)]
-        state = collector.state_dict()
-        after = collector.next().clone()
-    batch = torch.cat(batches, -1)
-    # An action that is not allowed gives NaN.
-    assert not batch["next", "observation"].isnan().any()
-    assert batch["action"].sum((0, 1))[1] > 0
-    assert "info" not in batch.keys()  # noqa: SIM118
-    assert not env.rollout(9, break_when_any_done=False)["observation"].isnan().any()
-    with Collector(JaxEnv(ScriptedJax(), 4), frames_per_batch=80) as collector:
-        collector.load_state_dict(state)
-        assert (collector.next() == after).all()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from trawl import Collector
-from trawl.collectors import AsyncBatchedCollector
 from trawl.envs import GymEnv, ParallelEnv, Source, TorchVectorEnv
 from trawl.testing import Script, check_env
 from trawl.testing.scripted_envs import ScriptedLooseEnv, ScriptedSource
@@ -216,31 +215,6 @@ def test_several_tensor_sources_in_a_process_are_like_several_of_arrays(
         assert (one == other).all()
 
 
-def second(td: Any) -> Any:
-    return td.set("action", torch.tensor([0, 1, 0, 0]).expand(*td.batch_size, 4))
-
-
-@pytest.mark.parametrize("place", ["threading", "multiprocessing"])
-@pytest.mark.parametrize("mode", ["Disabled", "SameStep", "NextStep"])
-def test_tensor_sources_that_act_when_they_are_ready(mode: str, place: str) -> None:
-    script, mask = Script(), ("collector", "mask")
-    makers = [partial(ScriptedSource, script, envs, mode, "cpu") for envs in ([0, 1], [2, 3])]
-    options: dict[str, Any] = {"frame_stack": 2, "env_backend": place}
-    with AsyncBatchedCollector(makers, policy=second, frames_per_batch=40, **options) as collector:
-        for _ in range(3):
-            batch = collector.next()
-            for frame in batch[batch[mask]] if mask in batch.keys(True) else batch:
-                following = frame["next"]
-                stack = following["observation"]
-                env, episode, step = (int(number) for number in stack[-1, :3])
-                before = script.observation(env, episode, step - 1, 1 if step > 1 else -1)
-                assert stack[0].tolist() == before.tolist()
-                assert stack[1].tolist() == script.observation(env, episode, step, 1).tolist()
-                assert float(following["reward"]) == script.reward(env, episode, step, 1)
-                flags = bool(following["terminated"]), bool(following["truncated"])
-                assert flags == script.flags(env, episode, step)
-
-
 def test_vector_environments_without_a_layout_in_processes() -> None:
     class Own(SyncVectorEnv):
         """A class that can't restart only some of its environments."""
@@ -357,41 +331,56 @@ else:
     )
 
 
-@pytest.mark.parametrize(
-    ("entry", "module", "words"),
-    [
-        ('broken = "no_such_module:KIND"', "", "ModuleNotFoundError: No module named 'no_such"),
-        ('broken = "broken:KIND"', "1 / 0", "can't be loaded: ZeroDivisionError: division by zero"),
-        ('broken = "broken:KIND"', "KIND = 3", "must name an EnvKind, but it names 3"),
-        ('broken = "broken:MISSING"', "KIND = 3", "AttributeError: module 'broken' has no"),
-    ],
-)
-def test_a_broken_package(
-    entry: str, module: str, words: str, things: Path, tmp_path: Path
-) -> None:
-    project = PROJECT.format(name="a-broken", entry=entry)
-    packages.install(tmp_path / "site", project, {"broken.py": module})
+BROKEN = {
+    "lacking": ("no_such_module:KIND", "ModuleNotFoundError: No module named 'no_such"),
+    "dividing": ("dividing:KIND", "can't be loaded: ZeroDivisionError: division by zero"),
+    "three": ("three:KIND", "must name an EnvKind, but it names 3"),
+    "nameless": ("three:MISSING", "AttributeError: module 'three' has no"),
+}
+
+
+def test_broken_packages(things: Path, tmp_path: Path) -> None:
+    first, last, rude = tmp_path / "first", tmp_path / "last", "lambda env: env.nothing"
+    modules = {
+        "dividing.py": "1 / 0",
+        "three.py": "KIND = 3",
+        "rude.py": f"from trawl.envs import EnvKind\nKIND = EnvKind(dict, {rude})",
+    }
+    entries = {name: target for name, (target, _) in BROKEN.items()}
+    for site, name, own in [
+        (first, "a-broken", entries),
+        (first, "a-rude", {"rude": "rude:KIND"}),
+        # Their names belong to others.
+        (last, "one", {"thing": "one:KIND"}),
+        (last, "other", {"vmas": "other:KIND"}),
+    ]:
+        lines = "\n".join(f'{entry} = "{target}"' for entry, target in own.items())
+        packages.install(site, PROJECT.format(name=name, entry=lines), modules)
     found = packages.run(
-        """
+        f"""
 from trawl.envs.build import build_one
 from things import Thing
 # Other kinds are not concerned.
 build_one("CartPole-v1"), build_one("thing:any")
 assert build_one(Thing(2, 1)).batch_size == (2,)
-try:
-    build_one("broken:any")
-except Exception as error:
-    print(type(error), error)
+for name in {list(BROKEN)}:
+    try:
+        build_one(name + ":any")
+    except Exception as error:
+        print(type(error), error)
 """,
-        tmp_path / "site",
+        first,
         things,
+        last,
         here=tmp_path,
     )
-    assert words in found
-    assert f"the entry point {entry}".replace('"', "'") in found
-    assert "in the package a-broken 1.0" in found
-    # As a warning, where an object was shown to all kinds, and as an error for the id.
-    assert found.count("a-broken") == 2
+    for name, (target, words) in BROKEN.items():
+        assert words in found
+        # As a warning, where an object was shown to all kinds, and as an error for the id.
+        assert found.count(f"the entry point {name} = '{target}' of trawl.sources, in ") == 2
+    assert "in the package a-rude 1.0, is left out, because of AttributeError" in found
+    assert "in the package one 1.0, is ignored, because the name belongs to the entry" in found
+    assert "in the package other 1.0, is ignored, because" in found
 
 
 def test_the_driver_warns_of_a_broken_package(things: Path, tmp_path: Path) -> None:
@@ -425,27 +414,6 @@ else:
 assert "things" not in sys.modules, "it is loaded when it isn't needed"
 """
     packages.run(code, things, here=tmp_path)
-
-
-def test_a_kind_that_fails_to_recognise(things: Path, tmp_path: Path) -> None:
-    project = PROJECT.format(name="a-rude", entry='rude = "rude:KIND"')
-    module = "from trawl.envs import EnvKind\nKIND = EnvKind(dict, lambda env: env.nothing)"
-    packages.install(tmp_path / "site", project, {"rude.py": module})
-    code = (
-        "from trawl.envs.build import build_one\nfrom things import Thing\nbuild_one(Thing(2, 1))"
-    )
-    found = packages.run(code, tmp_path / "site", things, here=tmp_path)
-    assert "in the package a-rude 1.0, is left out, because of AttributeError" in found
-
-
-def test_two_packages_with_one_name(things: Path, tmp_path: Path) -> None:
-    for name, entry in [("one", "thing"), ("other", "vmas")]:
-        project = PROJECT.format(name=name, entry=f'{entry} = "{name}:KIND"')
-        packages.install(tmp_path / "site", project, {})
-    code = "from trawl.envs.build import build_one\nbuild_one('thing:any')"
-    found = packages.run(code, things, tmp_path / "site", here=tmp_path)
-    assert "in the package one 1.0, is ignored, because the name belongs to the entry" in found
-    assert "in the package other 1.0, is ignored, because" in found
 
 
 def test_no_warning_without_other_packages() -> None:

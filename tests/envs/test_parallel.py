@@ -32,20 +32,6 @@ STEP = 2
 
 
 @pytest.fixture
-def opened():
-    """Makes environments that are closed at the end, whatever comes."""
-    envs = []
-
-    def make(cls, *args, **kwargs):
-        envs.append(cls(*args, **kwargs))
-        return envs[-1]
-
-    yield make
-    for env in envs:
-        env.close(raise_if_closed=False)
-
-
-@pytest.fixture
 def parallel(opened):
     """Environment ``i`` has episodes of ``2 + i`` steps."""
 

@@ -13,6 +13,7 @@ from agents import Walkers
 from trawl.collectors import (
     AsyncBatchedCollector,
     Collector,
+    MultiAsyncCollector,
     MultiSyncCollector,
 )
 from trawl.envs import ParallelEnv, PettingZooEnv, SerialEnv, TorchVectorEnv
@@ -146,6 +147,13 @@ def test_environments_at_their_own_pace():
             for env in range(3):
                 own = batch[batch["env_index"] == env]["observation"].flatten().tolist()
                 assert own == [100 * env + step // 2 for step in range(len(own))]
+
+
+def test_asynchronous_workers():
+    options = {"frames_per_batch": 6, "reset_kwargs": level, "start_method": "inline"}
+    with MultiAsyncCollector([Level] * 2, act, **options) as collector:
+        seen = {collector.next()["observation"][0].item() // 100 for _ in range(4)}
+    assert seen == {0.0, 1.0}
 
 
 @pytest.mark.parametrize("seed", [5, np.int64(5)])

@@ -119,25 +119,19 @@ def around_torch(name):
 _ARRAYS = ("array_api_compat",)
 CASES = {
     "none": Case(lambda env: env),
-    "VectorizeTransformObservation": Case(
-        wrapped(
-            "VectorizeTransformObservation",
-            SingleTransformObservation,
-            func=half,
-            observation_space=Walk.observation_space,
+    **{
+        f"Vectorize{single.__name__}": Case(
+            wrapped(f"Vectorize{single.__name__}", single, **options)
         )
-    ),
-    "VectorizeTransformAction": Case(
-        wrapped(
-            "VectorizeTransformAction",
-            SingleTransformAction,
-            func=half,
-            action_space=Walk.action_space,
+        for single, options in (
+            (
+                SingleTransformObservation,
+                {"func": half, "observation_space": Walk.observation_space},
+            ),
+            (SingleTransformAction, {"func": half, "action_space": Walk.action_space}),
+            (SingleTransformReward, {"func": more}),
         )
-    ),
-    "VectorizeTransformReward": Case(
-        wrapped("VectorizeTransformReward", SingleTransformReward, func=more)
-    ),
+    },
     "DictInfoToList": Case(wrapped("DictInfoToList")),
     "TransformObservation": Case(lambda env: wrappers.TransformObservation(env, Drifting())),
     "FilterObservation": Case(wrapped("FilterObservation", ["b"]), Parts),

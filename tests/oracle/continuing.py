@@ -20,7 +20,7 @@ import torch
 from gymnasium import spaces, wrappers
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import vector as vector_wrappers
-from tensordict import NonTensorData, NonTensorStack, TensorDictBase
+from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
@@ -124,6 +124,42 @@ class Pickled(Walk):
         return *results, info
 
 
+class OwnMethods(Walk):
+    """An environment with the two methods, and a thread's lock that nothing else can capture."""
+
+    def __init__(self) -> None:
+        self.place, self.secret = np.zeros(2), iter([0])
+
+    def get_state(self) -> Any:
+        return {"place": self.place, "generator": self.np_random.bit_generator.state}
+
+    def set_state(self, state: Any) -> None:
+        self.place = state["place"].copy()
+        self.np_random.bit_generator.state = state["generator"]
+
+
+class Tensors(Walk):
+    """An environment with tensors, a TensorDict and a generator of torch."""
+
+    def __init__(self) -> None:
+        self.dtype, self.device = torch.bfloat16, torch.device("cpu")
+        self.noise = torch.zeros(2, dtype=self.dtype)
+        self.weights = torch.ones(2, requires_grad=True)
+
+    def reset(self, **kwargs: Any) -> Any:
+        found = super().reset(**kwargs)
+        self.generator = torch.Generator(self.device).manual_seed(3)
+        self.seen = TensorDict({"sums": torch.zeros(2)})
+        self.sizes = [self.noise.shape]
+        return found
+
+    def step(self, action: Any) -> Any:
+        self.noise = torch.randn(self.sizes[0], generator=self.generator).to(self.dtype)
+        self.seen["sums"] += self.noise
+        self.place += (self.seen["sums"] * self.weights).detach().numpy()
+        return super().step(action)
+
+
 class Held(SelfResettingVectorEnv):
     """A vector environment with a set, which only a pickle holds."""
 
@@ -165,6 +201,12 @@ def normalized(make: Any) -> Any:
     return vector_wrappers.NormalizeReward(env)
 
 
+def wrapped(make: Any) -> Any:
+    env = wrappers.TransformReward(wrappers.TimeLimit(make(), 60), lambda reward: 2 * reward)
+    env = wrappers.NormalizeObservation(wrappers.FrameStackObservation(env, 3))
+    return wrappers.RecordEpisodeStatistics(wrappers.NormalizeReward(env))
+
+
 def closed() -> Any:
     """Returns an environment whose state can't be read, but that of its wrappers can."""
     env = wrappers.NormalizeReward(wrappers.NormalizeObservation(closed_envs.Closed()))
@@ -193,11 +235,11 @@ def spread(make: str = "parallel_env") -> Any:
     return getattr(importlib.import_module("mpe2.simple_spread_v3"), make)(max_cycles=8)
 
 
-def pong(noops: int = 30) -> Any:
+def pong(noops: int = 30, sticky: float = 0.25) -> Any:
     import ale_py
 
     gymnasium.register_envs(ale_py)
-    env = gymnasium.make("ALE/Pong-v5", frameskip=1, repeat_action_probability=0.25)
+    env = gymnasium.make("ALE/Pong-v5", frameskip=1, repeat_action_probability=sticky)
     return wrappers.FrameStackObservation(wrappers.AtariPreprocessing(env, noops), 4)
 
 
@@ -384,6 +426,15 @@ ROWS: dict[str, Row] = {
     "workers, pickle": row([Pickled] * 2, cls=FORKED),
     "workers, unseeded": row([CARTS] * 2, policy=CART, cls=FORKED, seed=None, frames_per_batch=60),
     "workers in turns": row(CARTS[:2], policy=CART, cls=TURNS, at=4, frames_per_batch=20),
+    # Gymnasium's single environments.
+    **{name: row(f"{name}-v1") for name in ("Acrobot", "Blackjack", "FrozenLake", "CliffWalking")},
+    "own methods": row(OwnMethods, "get_state"),
+    "own methods, wrapped": row(partial(wrapped, OwnMethods), "get_state"),
+    "pickle, wrapped": row(partial(wrapped, Pickled), "pickle"),
+    "wrapped": row(partial(wrapped, partial(gymnasium.make, "Pendulum-v1"))),
+    "tensors": row(Tensors),
+    "MuJoCo": row(partial(wrapped, partial(gymnasium.make, "Ant-v5")), "mujoco", needs="mujoco"),
+    "Atari": row(partial(pong, sticky=0), "ale", needs="ale_py cv2"),
     # Gymnasium's vector environments.
     "next step": row(sync("NextStep", NESTED, NESTED), frames_per_batch=30, **WHOLE),
     "next step, masks": row(sync("NextStep", Masked, Masked, copy=False), max_frames_per_traj=7),

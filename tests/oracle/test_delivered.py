@@ -176,7 +176,7 @@ def allowed(case: dict[str, Any]) -> bool:
 
 def has_rows(face: str) -> bool:
     """Returns True if an environment's results go into rows, as AsyncBatchedCollector needs it."""
-    others = ("tensors", "source_tensors", "late", "jax", "parallel", "groups", "pool", "loose")
+    others = ("tensors", "late", "jax", "parallel", "groups", "pool", "loose")
     return not face.startswith((*others, "agents_parallel", *TORCHRL))
 
 

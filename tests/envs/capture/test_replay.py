@@ -3,7 +3,6 @@
 import gymnasium
 import numpy as np
 import pytest
-import torch
 from closed_envs import Closed, Forgetful, Latched
 from gymnasium import wrappers
 from gymnasium.wrappers.utils import RunningMeanStd
@@ -190,36 +189,6 @@ def test_an_error_in_a_replay_names_the_environment():
     drive_into(env, env.reset(seed=3), 5)
     with pytest.raises(EnvStateError, match=r"Closed.* can't be replayed: RuntimeError: broken"):
         other.restore(env.capture())
-
-
-# --- every piece counts
-
-
-def pieces(state):
-    replay = state["env"]["replay"]
-    rows = replay["actions"][0]["rows"]
-    origin = replay["origin"]
-    yield "an action", lambda: rows.__setitem__(3, 1 - rows[3].clamp(max=1))
-    yield "a step", lambda: replay.__setitem__("steps", replay["steps"] - 1)
-    yield "the generator", lambda: origin.__setitem__("generators", {})
-    yield "the numbers", lambda: origin.__setitem__("numbers", {})
-    yield "the wrappers at the origin", lambda: origin.__setitem__("wrappers", [])
-
-
-@pytest.mark.parametrize("number", range(5))
-def test_each_piece_of_the_state_counts(number):
-    env = logged(wrapped(Closed()))
-    env.set_seed(5)
-    torch.manual_seed(3)
-    drive_into(env, env.reset(), 8, episodes=3)
-    other = logged(wrapped(Closed()))
-    other.restore(saved(env.capture()))
-    state = saved(env.capture())
-    other = logged(wrapped(Closed()))
-    other.reset()
-    list(pieces(state))[number][1]()
-    with pytest.raises(EnvStateError):
-        other.restore(state)
 
 
 def test_the_wrappers_after_the_replay_count():
