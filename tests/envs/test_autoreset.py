@@ -105,35 +105,26 @@ def test_frames_and_statistics_are_those_of_a_loop_by_hand(name, mode, seed, cou
 
 
 @pytest.mark.parametrize(
-    ("mode", "final"),
+    ("name", "mode", "final"),
     [
-        (NEXT, "final_obs"),
-        (SAME, "final_obs"),
-        (SAME, "final_observation"),
-        (DISABLED, "final_observation"),
+        ("none", NEXT, "final_obs"),
+        ("none", SAME, "final_obs"),
+        ("none", SAME, "final_observation"),
+        ("none", DISABLED, "final_observation"),
+        # Gymnasium takes such for NEXT_STEP.
+        ("RecordEpisodeStatistics", NEXT, "final_obs"),
+        ("NormalizeReward", NEXT, "final_obs"),
     ],
 )
 @FEW
 @RUNS
 def test_an_environment_that_declares_nothing_is_stepped_in_the_mode_that_is_stated(
-    mode, final, seed, count, per_batch
+    name, mode, final, seed, count, per_batch
 ):
-    bare = Undeclared(made(seed, count, mode), final)
-    collector, found, steps = collect(bare, 25, per_batch, mode)
+    env = build(name, mode, seed, count, bare=lambda env: Undeclared(env, final))
+    collector, found, steps = collect(env, 25, per_batch, mode)
     with collector:
-        check_same(found, by_hand(made(seed, count, mode), mode, steps), exactly=True)
-
-
-@pytest.mark.parametrize("name", ["RecordEpisodeStatistics", "NormalizeReward"])
-@FEW
-@RUNS
-def test_wrappers_of_an_environment_that_declares_nothing(name, seed, count, per_batch):
-    # Gymnasium takes such for NEXT_STEP.
-    env = build(name, NEXT, seed, count, Undeclared)
-    collector, found, steps = collect(env, 25, per_batch, NEXT)
-    with collector:
-        expected = by_hand(build(name, NEXT, seed, count, Undeclared), NEXT, steps)
-        check_same(found, expected, exactly=True)
+        check_same(found, by_hand(build(name, mode, seed, count), mode, steps), exactly=True)
 
 
 # --- what declares nothing, or something that it doesn't do

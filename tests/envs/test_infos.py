@@ -387,11 +387,7 @@ TAKEN = ["observation", "reward", "action", ("done", "count")]
                 (["nested/absent"], ValueError, r"'nested/absent'.*'nested', 'nested/deep', "),
                 ([("nested", "absent")], ValueError, r"\('nested', 'absent'\)"),
                 ([("nested", 1)], TypeError, r"must be a string or a tuple of strings"),
-                (
-                    ["nested", "nested/flag"],
-                    ValueError,
-                    r"'nested'\) and .*'flag'\), but one",
-                ),
+                (["nested", "nested/flag"], ValueError, r"'nested'\) and .*'flag'\), but one"),
                 (["count", InfoKey("vector", key=("info", "count"))], ValueError, "more than once"),
                 *(([InfoKey("count", key=key)], ValueError, "pass another key") for key in TAKEN),
             )
@@ -412,23 +408,15 @@ TAKEN = ["observation", "reward", "action", ("done", "count")]
         (
             partial(passed, Scripted()),
             RuntimeError,
-            r"Scripted\): pass a function that makes it, or GymEnv\(env, i",
+            r"Scripted\): pass a function .*GymEnv\(env, i",
         ),
-        (
-            partial(passed, "CartPole-v1"),
-            ValueError,
-            r"'count', but the info of .*CartPole.* has only \[\]",
-        ),
+        (partial(passed, "CartPole-v1"), ValueError, r"'count', but .*CartPole.* has only \[\]"),
         (partial(of_id, "envpool:CartPole-v1", "absent"), ValueError, "'absent'.*elapsed_step"),
-        (
-            partial(of_id, "dm_control:cartpole/balance", "x"),
-            ValueError,
-            r"'x', but the info of DMEnv.* has only \[\]",
-        ),
+        (partial(of_id, "dm_control:cartpole/balance", "x"), ValueError, r"DMEnv.* has only \[\]"),
         (
             partial(of_id, "vmas:balance", "x"),
             TypeError,
-            "can't be used with vmas:balance, because VmasEnv has",
+            "can't be used with vmas:balance, because",
         ),
         (of_torchrl, TypeError, r"but it is GymEnv.* Pass an environment of another kind"),
         (pool, ValueError, "state its space"),

@@ -109,11 +109,7 @@ class Broken(Nested):
 @pytest.mark.parametrize(
     ("part", "value", "text"),
     [
-        (
-            1,
-            {"x": np.zeros(3)},
-            r"observation 'x' must be the same .* of shape \(3,\) after a step",
-        ),
+        (1, {"x": np.zeros(3)}, r"observation 'x' must be the same .* of shape \(3,\) after"),
         (1, {"x": np.zeros(2, "int32")}, "observation 'x' .* float32 of shape .* int32 of shape"),
         (1, {"y": np.zeros(2)}, "observation 'x' .* missing after a step"),
         (0, {"a": np.zeros(3)}, r"the entry \['a'\] of the state must be the same"),
@@ -150,7 +146,7 @@ def shows(value: Any) -> Any:
             (Nested(), 1),
             {"categorical_action_encoding": "yes"},
             TypeError,
-            "categorical_action_encoding must be",
+            "categorical_action_enc.* must",
         ),
         ((object(), 1), {}, TypeError, r"env must be an environment .* but it is object"),
         (("CartPole-v1", 4), {}, TypeError, "pass an id to the collector"),
