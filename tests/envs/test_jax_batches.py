@@ -7,15 +7,14 @@ import inspect
 import io
 import pickle
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from jax_parts import COUNT, INFOS, Scripted, scripted
-from tensor_parts import assert_same, collected
+from jax_parts import COUNT, Scripted, scripted
+from tensor_parts import assert_same
 from tensordict.nn import TensorDictModule
 from torch import nn
 
@@ -35,37 +34,14 @@ def plain() -> Any:
     return TensorDictModule(_act, in_keys=["observation"], out_keys=["action"])
 
 
-batches = partial(collected, frames_per_batch=4 * COUNT)
-
-
-class Reused(JaxEnv):
-    """Environment that stays open, because it is compiled only once for many tests."""
-
-    def close(self, **options: Any) -> None:
-        pass
-
-
-@pytest.fixture(scope="module")
-def reused() -> JaxEnv:
-    return Reused(Scripted(), COUNT, info_keys=INFOS)
-
-
-@pytest.fixture
-def fresh(reused: JaxEnv) -> JaxEnv:
-    """Returns the environment as if it were new."""
-    reused.set_seed(0)
-    reused.begin(None)
-    return reused
-
-
-def test_seeds(fresh: JaxEnv) -> None:
-    one, _ = batches(fresh, plain(), seed=5)
-    again, _ = batches(fresh, plain(), seed=5)
-    assert_same(one, again)
-    other, _ = batches(fresh, plain(), seed=6)
-    assert not torch.equal(one[0]["observation"], other[0]["observation"])
-    numbers = one[0]["observation"][..., 0]
-    assert len(set(numbers[:, 0].tolist())) == COUNT
+def test_seeds() -> None:
+    env, found = scripted(), []
+    for seed in (5, 5, 6):
+        env.set_seed(seed)
+        found.append(env.rollout(8, plain(), break_when_any_done=False)["observation"].clone())
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+    assert len(found[0][:, 0, 0].unique()) == COUNT
 
 
 def test_a_worker_gets_a_copy_of_an_environment() -> None:
@@ -145,8 +121,9 @@ class Remembering(Scripted):
         return action, state, 0.0, False, False
 
 
-def test_the_environment_keeps_no_memory_of_the_batch() -> None:
-    env = JaxEnv(Remembering(), 64)
+@pytest.mark.parametrize("jit", [True, False])
+def test_the_environment_keeps_no_memory_of_the_batch(jit: bool) -> None:
+    env = JaxEnv(Remembering(), 64, jit=jit)
     env.begin(None)
     # As in a batch: rows that a later batch overwrites, each aligned as JAX wants it.
     rows = torch.rand(3, 64, 2)

@@ -31,6 +31,14 @@ class Constructed(Pickled, EzPickle):
         EzPickle.__init__(self)
 
 
+def walk(**attributes):
+    """Returns an environment in an episode, with attributes of its own."""
+    env = Walk()
+    env.reset(seed=1)
+    vars(env).update(attributes)
+    return env
+
+
 def test_generators_of_spaces_go_on():
     env, other = gymnasium.make("Pendulum-v1"), gymnasium.make("Pendulum-v1")
     env.reset(seed=1)
@@ -45,10 +53,8 @@ def test_generators_of_spaces_go_on():
 
 
 def test_arrays_that_share_memory_still_share_it():
-    env, other = Walk(), Walk()
-    env.reset(seed=1), other.reset(seed=2)
-    env.view = env.place[:1]
-    other.view = other.place[:1]
+    env, other = walk(), walk()
+    env.view, other.view = env.place[:1], other.place[:1]
     other = restore(other, capture(env))
     other.place[0] = 9
     assert other.view[0] == 9
@@ -56,13 +62,11 @@ def test_arrays_that_share_memory_still_share_it():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_tensors_that_share_memory_still_share_it(dtype):
-    env, other = Walk(), Walk()
-    env.reset(seed=1), other.reset(seed=2)
-    env.value = torch.arange(4).to(dtype)
-    env.part = env.value[1:3]
+    value = torch.arange(4).to(dtype)
+    env = walk(value=value, part=value[1:3])
     assert way_of(env) == "attributes"
     state = capture(env)
-    for each in (other, Walk()):
+    for each in (walk(), Walk()):
         made = restore(each, state)
         made.value[1] = 9
         assert made.part.tolist() == [9, 2]
@@ -71,16 +75,13 @@ def test_tensors_that_share_memory_still_share_it(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int16])
 def test_tensors_that_share_memory_with_an_array_are_not_captured_apart(dtype):
-    env = Walk()
-    env.reset(seed=1)
-    env.value = torch.zeros(4, dtype=dtype)
+    env = walk(value=torch.zeros(4, dtype=dtype))
     env.view = env.value.numpy()[1:]
     assert way_of(env) == "pickle"
     other = restore(Walk(), capture(env))
     other.value[1] = 9
     assert other.view[0] == 9
-    env = Walk()
-    env.reset(seed=1)
+    env = walk()
     env.value = torch.from_numpy(env.place)
     assert way_of(env) != "attributes"
 
@@ -96,19 +97,14 @@ def test_overlaps_are_found_among_many_values():
 
 
 def test_a_pickled_tensor_has_its_gradient():
-    env = Walk()
-    env.reset(seed=1)
-    env.value = torch.ones(2, requires_grad=True)
+    env = walk(value=torch.ones(2, requires_grad=True))
     env.value.sum().backward()
     assert way_of(env) == "pickle"
     assert restore(Walk(), capture(env)).value.grad.tolist() == [1, 1]
 
 
 def test_shared_memory_is_written_in_place():
-    env, other = Walk(), Walk()
-    env.reset(seed=1), other.reset(seed=2)
-    for each, value in ((env, 5), (other, 0)):
-        each.value = torch.full((2,), float(value)).share_memory_()
+    env, other = (walk(value=torch.full((2,), one).share_memory_()) for one in (5.0, 0.0))
     address = other.value.data_ptr()
     assert way_of(env) == "attributes"
     restore(other, capture(env))
@@ -135,9 +131,7 @@ class OwnDict(TensorDict):
     ],
 )
 def test_classes_of_tensordicts_stay(make):
-    env, other = Walk(), Walk()
-    env.reset(seed=1), other.reset(seed=2)
-    env.data, other.data = make(), make()
+    env, other = walk(data=make()), walk(data=make())
     other = restore(other, capture(env))
     assert type(other.data) is type(env.data)
     for name in ("x", "place"):
@@ -168,9 +162,7 @@ def test_a_kind_may_be_registered_later(monkeypatch):
 
 
 def test_a_state_from_before_a_space_was_made():
-    env, other = Walk(), Walk()
-    env.reset(seed=1), other.reset(seed=2)
-    env.extra, other.extra = None, gymnasium.spaces.Discrete(3)
+    env, other = walk(extra=None), walk(extra=gymnasium.spaces.Discrete(3))
     other.extra.seed(0)
     with pytest.raises(EnvStateError, match="was just made"):
         restore(other, capture(env))
@@ -264,9 +256,7 @@ def test_functions_that_call_themselves():
     def repeat(count):
         return 0 if not count else repeat(count - 1)
 
-    env = Walk()
-    env.function = repeat
-    env.reset(seed=1)
+    env = walk(function=repeat)
     assert way_of(env) == "attributes"
 
 
