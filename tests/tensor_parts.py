@@ -40,6 +40,7 @@ def collected(
 
 
 def assert_same(one: Sequence[TensorDictBase], other: Sequence[TensorDictBase]) -> None:
+    """Compares batches in keys, shapes, dtypes and values, also where these are no tensors."""
     assert len(one) == len(other) > 0
     for a, b in zip(one, other, strict=True):
         assert a.batch_size == b.batch_size
@@ -47,5 +48,8 @@ def assert_same(one: Sequence[TensorDictBase], other: Sequence[TensorDictBase]) 
         assert set(a.keys(True, True)) == set(b.keys(True, True))
         for key in a.keys(True, True):
             x, y = a.get(key), b.get(key)
-            assert x.dtype is y.dtype, key
-            assert torch.equal(x, y), (key, x, y)
+            if isinstance(x, torch.Tensor):
+                assert x.dtype is y.dtype, key
+                assert torch.equal(x, y), (key, x, y)
+            else:
+                assert str(x) == str(y), key

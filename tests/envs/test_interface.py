@@ -6,6 +6,7 @@ import gymnasium
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from tensor_parts import assert_same
 from tensordict import TensorDict
 
 from trawl.envs import GymEnv, ParallelEnv, SerialEnv
@@ -168,11 +169,7 @@ def test_specs_of_a_batch_are_the_same_in_processes(kind, opened):
     for one in (env, other):
         torch.manual_seed(1)
         frames.append(one.rollout(12, break_when_any_done=False))
-    assert keys(frames[0]) == keys(frames[1])
-    for key in keys(frames[0]):
-        mine, theirs = (one.get(key) for one in frames)
-        same = torch.equal(mine, theirs) if isinstance(mine, torch.Tensor) else mine == theirs
-        assert same if isinstance(same, bool) else str(mine) == str(theirs), key
+    assert_same(frames[:1], frames[1:])
 
 
 def test_devices(opened):
