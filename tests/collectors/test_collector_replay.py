@@ -176,12 +176,16 @@ def test_split_trajectories_of_all_lengths_are_written(kind, workers, tmp_path):
 @pytest.mark.parametrize("extend", [True, False], ids=["batches", "frames"])
 def test_a_buffer_of_two_dimensions_holds_environments_and_time(extend):
     buffer = ReplayBuffer(storage=LazyTensorStorage(200, ndim=2), batch_size=8)
-    filled(buffer, three(), extend_buffer=extend)
+    filled(buffer, three(), by_step(), extend_buffer=extend, init_random_frames=30)
     content, ledger = buffer[:], Ledger(env() for env in three())
     assert content.batch_size == (3, 30)
     assert NumberedEnv.numbers(content)[:, :, 0].tolist() == [[0] * 30, [1] * 30, [2] * 30]
     ledger.add(content)
     assert ledger.frames == 90
+    # Frames of all environments count as random ones, though the buffer counts rows.
+    wrong = NumberedEnv.action_numbers(content) != NumberedEnv.numbers(content)[..., 2] % 4
+    assert wrong[:, :10].any()
+    assert not wrong[:, 10:].any()
 
 
 def test_multi_step_returns_can_be_made_by_the_buffer():
