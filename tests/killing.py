@@ -1,6 +1,10 @@
-"""Programs that get a signal at a given moment of their work with files."""
+"""Processes that are killed, and programs that get a signal while they work with files."""
 
+import os
+import select
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import nursery
 
@@ -39,3 +43,34 @@ def run(code, *arguments, place, at=0, number=signal.SIGKILL, **options):
         **options: of :func:`nursery.run`.
     """
     return nursery.run(_HOOK + code, at, int(number), place, *arguments, **options)
+
+
+def strike(*pids: int, signum: int = signal.SIGKILL) -> None:
+    """Kills processes that may already be gone, and waits until all of them are gone."""
+    with watched(*pids) as wait:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signum)
+        wait()
+
+
+@contextmanager
+def watched(*pids: int) -> Iterator[Callable[[], None]]:
+    """Yields a function that waits until these processes have ended.
+
+    When the function is called, other processes may already have the ids of ended ones.
+    """
+    handles: list[int] = []
+
+    def wait() -> None:
+        for handle in handles:
+            assert select.select([handle], [], [], 300)[0], "a process is still there"
+
+    try:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                handles.append(os.pidfd_open(pid))
+        yield wait
+    finally:
+        for handle in handles:
+            os.close(handle)

@@ -1,6 +1,6 @@
 """What all backends promise; that of Ray has a file of its own."""
 
-from backend_conformance import BackendConformance
+from backend_conformance import BackendConformance, Lives
 
 from trawl.backends import InlineBackend, ProcessBackend
 from trawl.backends.thread import ThreadBackend
@@ -35,10 +35,9 @@ class TestForkServer(BackendConformance):
         return ProcessBackend("forkserver")
 
 
-class TestSpawn(BackendConformance):
+class TestSpawn(Lives):
     # Each is a fresh interpreter.
     many = 4
-    lives_only = True
 
     def new_backend(self):
         return ProcessBackend("spawn")

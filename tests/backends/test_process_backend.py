@@ -3,7 +3,6 @@
 Interrupts, and backends that are let go of, are tested with whole programs in ``tests/chaos``.
 """
 
-import contextlib
 import gc
 import os
 import select
@@ -19,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 from forked import Forked
+from killing import watched
 from open_files import check_no_named_memory
 from scripted_service import ScriptedService
 
@@ -67,66 +67,30 @@ def say(*words):
 """
 
 
-class Program:
-    """A program that was started, and whose lines are read."""
+class Program(Forked):
+    """A program whose lines are read, and which tells nothing else."""
 
     def __init__(self, code, *arguments, **options):
-        ours, theirs = os.pipe()
-        self._said = os.fdopen(ours)
-        try:
-            self.process = Forked(
-                PARTS + textwrap.dedent(code),
-                *arguments,
-                stdout=theirs,
-                stderr=theirs,
-                warn=["error"],
-                **options,
-            )
-        finally:
-            os.close(theirs)
+        options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "warn": ["error"]}
+        super().__init__(PARTS + textwrap.dedent(code), *arguments, **options)
 
     def line(self):
-        assert select.select([self._said], [], [], PATIENCE)[0], "it says nothing"
-        return self._said.readline().strip()
+        return self.stdout.readline().strip()
 
     def rest(self):
-        """All that it says until its end."""
-        out = self._said.read()
-        self.process.wait(PATIENCE)
+        """All that it says until its end, which is no error."""
+        out, errors = self.stdout.read(), self.stderr.read()
+        assert (self.wait(PATIENCE), errors) == (0, "")
         return out
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.kill()
-        self._said.close()
-        self.process.wait()
+    def __exit__(self, *exc_info):
+        self.kill()
+        super().__exit__(*exc_info)
 
 
 def run(code, *arguments, **options):
     with Program(code, *arguments, **options) as program:
-        out = program.rest()
-        assert program.process.returncode == 0, out
-        return out
-
-
-def watch(pid):
-    """A descriptor that is readable once the process is gone."""
-    with contextlib.suppress(ProcessLookupError):
-        return os.pidfd_open(int(pid))
-
-
-def gone(handles, seconds=PATIENCE):
-    """Whether processes end within some time."""
-    deadline = time.monotonic() + seconds
-    for handle in handles:
-        if handle is not None:
-            left = max(0.0, deadline - time.monotonic())
-            if not select.select([handle], [], [], left)[0]:
-                return False
-            os.close(handle)
-    return True
+        return program.rest()
 
 
 @pytest.fixture(params=METHODS)
@@ -318,12 +282,11 @@ def test_nothing_is_left_of_a_parent_that_is_killed(method, doing):
         say(server("{method}").pid, *[worker.pid for worker in workers])
         backend.wait()
     """) as program:
-        pids = program.line().split()
-        handles = [watch(pid) for pid in pids]
-        assert None not in handles
-        check_no_named_memory([program.process.pid, *pids])
-        program.process.kill()
-        assert gone(handles)
+        pids = [*map(int, program.line().split())]
+        check_no_named_memory([program.pid, *pids])
+        with watched(*pids) as wait:
+            program.kill()
+            wait()
 
 
 @pytest.mark.parametrize(
@@ -341,10 +304,9 @@ def test_nothing_is_left_of_a_parent_that_ends(method, how):
         {code}
     """
     with Program(program, finalize=True) as program:
-        handles = [watch(pid) for pid in program.line().split()]
-        assert gone(handles)
+        with watched(*map(int, program.line().split())) as wait:
+            wait()
         assert program.rest() == ""
-        assert program.process.returncode == 0
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -399,21 +361,19 @@ def test_what_a_worker_started_ends_with_it(backend, how):
     """Also what that started, and what was left behind by what it started; of no other worker."""
     worker, other = backend.launch(0, make_parent), backend.launch(1, make_parent)
     contents = {e.worker: e.content for e in events_of(backend, 2)}
-    pids, others = contents[worker], contents[other]
-    handles, kept = [watch(pid) for pid in pids], [watch(pid) for pid in others]
-    assert None not in handles
-    if how == "close":
-        backend.close()
-        assert gone(handles)
-    else:
-        getattr(worker, how)()
-        while not any(isinstance(event, Death) for event in events_of(backend, 1)):
-            pass
-        assert gone(handles)
-        # The other worker's are not taken for those of the one that died.
-        assert not select.select(kept, [], [], 0)[0]
-        backend.close()
-    assert gone(kept)
+    with watched(*contents[worker]) as wait, watched(*contents[other]) as wait_others:
+        if how == "close":
+            backend.close()
+            wait()
+        else:
+            getattr(worker, how)()
+            while not any(isinstance(event, Death) for event in events_of(backend, 1)):
+                pass
+            wait()
+            # The other worker's are not taken for those of the one that died.
+            assert all(psutil.pid_exists(pid) for pid in contents[other])
+            backend.close()
+        wait_others()
 
 
 def make_parent(port):
@@ -577,17 +537,23 @@ def test_workers_have_no_files_of_their_parent(tmp_path):
 
 # --- copies of the parent
 
+OWN = "own = ProcessBackend(); say(ask(own, own.launch(0, Service), '1')); own.close(); sys.exit()"
+
 
 @pytest.mark.parametrize(
     ("method", "end"),
     [
         ("forkserver", "os._exit(0)"),
-        ("forkserver", "sys.exit(0)"),
+        ("forkserver", OWN),
         ("spawn", "del backend, worker; gc.collect()"),
     ],
+    ids=["exit", "own workers", "garbage"],
 )
 def test_a_copy_of_the_parent_does_no_harm(method, end):
-    """``os.fork``, as a ``DataLoader`` does it; the copy uses the objects, and ends somehow."""
+    """``os.fork``, as a ``DataLoader`` does it; the copy uses the objects, and ends somehow.
+
+    It may also have workers of its own.
+    """
     out = run(
         f"""
         import gc
@@ -606,26 +572,9 @@ def test_a_copy_of_the_parent_does_no_harm(method, end):
         say(ask(backend, worker, "2"), ask(backend, backend.launch(1, Service), "4"))
         backend.close()
     """,
-        finalize=end == "sys.exit(0)",
+        finalize=end == OWN,
     )
-    assert out == "2 4\n"
-
-
-def test_a_copy_of_the_parent_may_have_workers_of_its_own():
-    out = run("""
-        backend = ProcessBackend()
-        worker = backend.launch(0, Service)
-        child = os.fork()
-        if child == 0:
-            own = ProcessBackend()
-            say("child", ask(own, own.launch(0, Service), "1"))
-            own.close()
-            sys.exit(0)
-        os.waitpid(child, 0)
-        say("parent", ask(backend, worker, "2"))
-        backend.close()
-    """)
-    assert out == "child 1\nparent 2\n"
+    assert out == ("1\n2 4\n" if end == OWN else "2 4\n")
 
 
 def test_a_copy_of_the_parent_does_not_keep_workers_alive():
@@ -645,12 +594,12 @@ def test_a_copy_of_the_parent_does_not_keep_workers_alive():
     """) as program:
         pid, worker, *children = map(int, program.line().split())
         (copy,) = set(children) - {pid}
-        handles = [watch(pid), watch(worker)]
-        try:
-            program.process.kill()
-            assert gone(handles)
-        finally:
-            os.kill(copy, signal.SIGKILL)
+        with watched(pid, worker) as wait:
+            try:
+                program.kill()
+                wait()
+            finally:
+                os.kill(copy, signal.SIGKILL)
 
 
 class Undisturbed:

@@ -1,4 +1,4 @@
-"""Memory without a name."""
+"""Memory without a name; that it is shared and zero is tested with the backends."""
 
 import gc
 import mmap
@@ -11,31 +11,6 @@ from backend_parts import held_files
 
 from trawl.backends import memory
 from trawl.backends.memory import SharedMemory, map_once
-
-
-@pytest.mark.parametrize("nbytes", [0, 1, 4096, 1_000_001])
-def test_zeros_of_the_size(nbytes):
-    memory = SharedMemory.new(nbytes)
-    assert memory.nbytes == nbytes
-    assert len(memory.buffer) == max(nbytes, 1)
-    assert not any(memory.buffer[:])
-
-
-def test_two_mappings_are_one_memory():
-    memory = SharedMemory.new(100)
-    other = np.frombuffer(map_once(os.dup(memory.fd), 100), np.uint8)
-    memory.buffer[3] = 9
-    assert other[3] == 9
-    other[4] = 8
-    assert memory.buffer[4] == 8
-
-
-def test_a_mapping_outlives_its_origin():
-    memory = SharedMemory.new(100)
-    array = np.frombuffer(memory.buffer, np.uint8)
-    del memory
-    array[:] = 1
-    assert array.sum() == 100
 
 
 def test_it_has_no_name():

@@ -4,7 +4,6 @@ import sys
 import threading
 
 import nursery
-import pytest
 
 from trawl.backends.processes.loop import Breaker, Stopped, ThreadBreaker
 
@@ -42,36 +41,6 @@ for shielded in (True, False):
 def test_calls_can_be_profiled_after_a_thread_was_broken_off() -> None:
     done = nursery.run(AFTERWARDS)
     assert done.stdout.split() == ["stopped", "profiled"] * 2, done.stderr
-
-
-def test_a_thread_that_another_stops_is_broken_off_once() -> None:
-    started, stopped, seen = threading.Event(), threading.Event(), []
-
-    def spin() -> None:
-        started.set()
-        while True:
-            pass
-
-    def run() -> None:
-        breakers.append(ThreadBreaker())
-        try:
-            breakers[0].call(spin)
-        except Stopped:
-            seen.append("stopped")
-        with pytest.raises(Stopped):
-            breakers[0].call(seen.append, "never")
-        breakers[0].seal()
-        stopped.set()
-
-    breakers: list[ThreadBreaker] = []
-    thread = threading.Thread(target=run)
-    thread.start()
-    started.wait()
-    breakers[0].stop()
-    breakers[0].stop()
-    assert stopped.wait(60)
-    thread.join()
-    assert seen == ["stopped"]
 
 
 def test_what_may_not_be_broken_off_ends_whenever_the_stop_comes() -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import select
 import signal
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -357,39 +355,6 @@ def survives(
         stats = collector.stats()
     assert crew.frames == stats["frames"] == frames
     return stats
-
-
-def strike(*pids: int, signum: int = signal.SIGKILL) -> None:
-    """Kills processes that may already be gone, and waits until all of them are gone."""
-    with watched(*pids) as watch:
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signum)
-        watch()
-
-
-@contextmanager
-def watched(*pids: int) -> Iterator[Callable[[], None]]:
-    """Yields a function that waits until these processes have ended.
-
-    When the function is called, other processes may already have the ids of ended ones.
-    """
-    handles = []
-    for pid in pids:
-        try:
-            handles.append(os.pidfd_open(pid))
-        except ProcessLookupError:
-            continue
-    try:
-        yield partial(_wait_for, handles)
-    finally:
-        for handle in handles:
-            os.close(handle)
-
-
-def _wait_for(handles: Sequence[int], seconds: float = PATIENCE) -> None:
-    for handle in handles:
-        assert select.select([handle], [], [], seconds)[0], "a process is still there"
 
 
 def family(pid: int | None = None) -> list[int]:

@@ -7,18 +7,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from chaos_parts import (
-    PATIENCE,
-    Buffer,
-    Crew,
-    Trouble,
-    block,
-    collector_of,
-    frames_of,
-    replaced,
-    strike,
-    watched,
-)
+from chaos_parts import PATIENCE, Buffer, Crew, Trouble, block, collector_of, frames_of, replaced
+from killing import strike, watched
 from modes import ASYNC, SYNC
 
 from trawl.errors import WorkerDied

@@ -22,10 +22,9 @@ from chaos_parts import (
     frames_of,
     replaced,
     stay_busy,
-    strike,
     survives,
-    watched,
 )
+from killing import strike, watched
 from modes import ASYNC, SYNC
 
 from trawl.collectors import MultiCollector

@@ -25,9 +25,9 @@ from chaos_parts import (
     kill,
     leave,
     replaced,
-    strike,
     survives,
 )
+from killing import strike
 from modes import ASYNC
 
 from trawl.backends.processes.handle import ServerHandle

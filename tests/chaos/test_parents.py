@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos_parts import PATIENCE, family, watched
+from chaos_parts import PATIENCE, family
 from forked import Forked
+from killing import watched
 from open_files import check_no_named_memory
 
 PROLOGUE = """
 import gc, os, signal, sys, threading
 from pathlib import Path
 from chaos_parts import *
+from killing import watched
 from trawl.collectors import MultiCollector
 
 sync = {sync}

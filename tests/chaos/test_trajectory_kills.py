@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos_parts import LENGTHS, Crew, Trouble, act, collector_of, frames_of, replaced, strike
+from chaos_parts import LENGTHS, Crew, Trouble, act, collector_of, frames_of, replaced
+from killing import strike
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "collectors"))
 

@@ -9,21 +9,20 @@ from __future__ import annotations
 import os
 import random
 import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from chaos_parts import PATIENCE, Crew, Lives, Scored, collector_of, replaced, strike
+from chaos_parts import PATIENCE, Crew, Lives, Scored, collector_of, replaced
+from killing import strike
 from modes import ASYNC, SYNC
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
-from trawl.collectors import MultiCollector
 from trawl.testing import NumberedEnv
 from trawl.weight_update import (
     MultiProcessedWeightUpdater,
@@ -32,27 +31,8 @@ from trawl.weight_update import (
 )
 
 pytestmark = pytest.mark.usefixtures("nobody_is_left")
-# Seconds of updates at full speed; TRAWL_CHAOS_SECONDS=30 in the environment makes them longer.
-STORM = float(os.environ.get("TRAWL_CHAOS_SECONDS", "0.3"))
-# Each storm goes on until so many versions were seen, however slow the machine is.
-VERSIONS = 30
-#: The class, and how weights get to its workers.
-_WAYS = {
-    "sync": (True, {}),
-    "async": (False, {}),
-    "shared": (False, {"weight_sync_schemes": SharedMemWeightSyncScheme}),
-    "process": (True, {"weight_sync_schemes": MultiProcessWeightSyncScheme}),
-    "updater": (False, {"weight_updater": MultiProcessedWeightUpdater}),
-}
-
-
-def ways(*long: str) -> Any:
-    """Returns the ways as parameters, some of them those of long tests."""
-    marks = {name: [pytest.mark.long] if name in long else [] for name in _WAYS}
-    each = [pytest.param(*way, id=name, marks=marks[name]) for name, way in _WAYS.items()]
-    return pytest.mark.parametrize(("sync", "way"), each)
-
-
+# Versions that are seen, and workers that are killed.
+VERSIONS, DEATHS = 30, 5
 KILLED = r"worker \d was killed by SIGKILL"
 SIZES = (5_000, 1, 20_000, 300, 5_000)
 
@@ -87,136 +67,66 @@ class Even(nn.Module):
         return action, found.min().expand(*shape, 1), found.max().expand(*shape, 1)
 
 
-class Storm:
-    """Updates the weights of a collector as fast as possible, in a thread.
-
-    Args:
-        collector: the collector.
-        policy: policy of the collector, whose weights are set to the number of each update.
-
-    Attributes:
-        updates: number of updates.
-    """
-
-    def __init__(self, collector: MultiCollector, policy: Even) -> None:
-        self.updates = 0
-        self.error: BaseException | None = None
-        self._collector, self._policy = collector, policy
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def _update(self) -> None:
-        self._policy.become(self.updates + 1)
-        self._collector.update_policy_weights_()
-        self.updates += 1
-
-    def _run(self) -> None:
-        try:
-            while not self._over.is_set():
-                self._update()
-        except BaseException as error:
-            self.error = error
-
-    def __enter__(self) -> Storm:
-        # A collector that was never sent weights warns.
-        self._update()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join(PATIENCE)
-        assert not self._thread.is_alive()
-        assert self.error is None, self.error
-
-
-class Versions:
-    """Checks that each frame was collected with all weights of its version; records versions."""
-
-    def __init__(self, sync: bool) -> None:
-        self._sync = sync
-        self._latest: dict[int, int] = {}
-        self.seen: set[int] = set()
-
-    def add(self, batch: TensorDictBase) -> None:
-        """Checks a batch.
-
-        Raises:
-            AssertionError: if a frame is wrong.
-        """
-        least, most = batch["least"], batch["most"]
-        assert torch.equal(least, most), "two versions in one forward pass"
-        versions = batch["policy_version"]
-        assert torch.equal(least[..., 0].long(), versions), "a version that did not act"
-        for row in batch if self._sync else [batch]:
-            worker = int(NumberedEnv.numbers(row)[0, 0]) % 100 // 10
-            (version,) = set(row["policy_version"].tolist())
-            assert version >= self._latest.get(worker, 0), "an older version than before"
-            self._latest[worker] = version
-            self.seen.add(version)
-
-
-def collector_with(way: dict[str, Any], crew: Crew, sync: bool, policy: Any, **more: Any) -> Any:
-    """Returns a collector to which weights are sent in the given way."""
-    options = {
-        name: {"policy": kind()} if name == "weight_sync_schemes" else kind()
-        for name, kind in way.items()
-    }
-    return collector_of(crew, sync, policy, track_policy_version=True, **options, **more)
-
-
-@contextmanager
-def even(way: dict[str, Any], crew: Crew, sync: bool, **more: Any) -> Iterator[Any]:
-    policy = Even()
-    module = TensorDictModule(policy, ["observation"], ["action", "least", "most"])
-    with collector_with(way, crew, sync, module, **more) as collector:
-        yield collector, Storm(collector, policy)
-
-
-# --- as fast as possible
-
-
-def check_storm(folder: Path, sync: bool, way: dict[str, Any], deaths: int = 0) -> None:
-    """Checks that no forward pass sees two versions, nor a frame a false one, amid deaths."""
-    crew, versions, kills = Crew(folder, workers=4, lives=100), Versions(sync), 0
-    chance = random.Random(0)
-    options = {"max_restarts": 1000, "max_total_restarts": 1000}
-    with even(way, crew, sync, **options) as (collector, storm):
-        end = time.monotonic() + STORM
-        with storm:
-            while time.monotonic() < end or len(versions.seen) < VERSIONS or kills < deaths:
-                # This worker may be dead already, and not replaced yet.
-                with suppress(ProcessLookupError):
-                    if deaths:
-                        strike(crew.pid(chance.randrange(4)))
-                        kills += 1
-                for _ in range(12):
-                    batch = collector.next()
-                    versions.add(batch)
-                    crew.add(batch)
-        assert collector.policy_version_tracker.version == storm.updates
-        # In the end, each worker has the last version.
-        while min(versions._latest.values()) < storm.updates:
-            versions.add(collector.next())
-        stats = collector.stats()
-    assert storm.updates > len(versions.seen) / 4
-    assert (stats["workers_alive"], stats["restarts"] > 0) == (4, deaths > 0)
-    assert stats["restarts"] <= kills
-
-
-@ways("async", "process")
-def test_no_forward_pass_sees_two_versions_nor_a_frame_a_false_one(
-    tmp_path: Path, sync: bool, way: dict[str, Any]
-) -> None:
-    check_storm(tmp_path, sync, way)
-
-
 @ASYNC
 def test_no_frame_is_of_a_false_version_though_workers_are_killed(
     tmp_path: Path, sync: bool
 ) -> None:
-    with replaced(KILLED):
-        check_storm(tmp_path, sync, {}, deaths=5)
+    """No forward pass sees two versions while weights are updated as fast as possible."""
+    crew, chance = Crew(tmp_path, workers=4, lives=100), random.Random(0)
+    policy, over, updates, kills = Even(), threading.Event(), 0, 0
+    seen, latest = set[int](), dict[int, int]()
+
+    def update() -> None:
+        nonlocal updates
+        policy.become(updates + 1)
+        collector.update_policy_weights_()
+        updates += 1
+
+    def update_all_the_time() -> None:
+        while not over.is_set():
+            update()
+
+    def check(batch: TensorDictBase) -> None:
+        crew.add(batch)
+        least, most, versions = batch["least"], batch["most"], batch["policy_version"]
+        assert torch.equal(least, most), "two versions in one forward pass"
+        assert torch.equal(least[..., 0].long(), versions), "a version that did not act"
+        for row in batch if sync else [batch]:
+            worker = int(NumberedEnv.numbers(row)[0, 0]) % 100 // 10
+            (version,) = set(row["policy_version"].tolist())
+            assert version >= latest.get(worker, 0), "an older version than before"
+            latest[worker] = version
+            seen.add(version)
+
+    module = TensorDictModule(policy, ["observation"], ["action", "least", "most"])
+    options = {"max_restarts": 1000, "max_total_restarts": 1000, "track_policy_version": True}
+    with (
+        replaced(KILLED),
+        collector_of(crew, sync, module, **options) as collector,
+        ThreadPoolExecutor() as pool,
+    ):
+        # A collector that was never sent weights warns.
+        update()
+        updating = pool.submit(update_all_the_time)
+        try:
+            while len(seen) < VERSIONS or kills < DEATHS:
+                # This worker may be dead already, and not replaced yet.
+                with suppress(ProcessLookupError):
+                    strike(crew.pid(chance.randrange(4)))
+                    kills += 1
+                for _ in range(12):
+                    check(collector.next())
+        finally:
+            over.set()
+        updating.result(PATIENCE)
+        assert collector.policy_version_tracker.version == updates
+        # In the end, each worker has the last version.
+        while min(latest.values()) < updates:
+            check(collector.next())
+        stats = collector.stats()
+        assert stats["workers_alive"] == 4
+        assert 0 < stats["restarts"] <= kills
+    assert updates > len(seen) / 4
 
 
 # --- a worker that takes the place of one that died
@@ -236,12 +146,34 @@ def of_lives(collector: Any, crew: Crew, sync: bool, lives: dict[int, int]) -> d
     return found
 
 
-@ways("sync", "shared")
+#: The class, how weights get to its workers, and whether it is a long test.
+WAYS = {
+    "sync": (True, {}, True),
+    "async": (False, {}, False),
+    "shared": (False, {"weight_sync_schemes": {"policy": SharedMemWeightSyncScheme}}, True),
+    "process": (True, {"weight_sync_schemes": {"policy": MultiProcessWeightSyncScheme}}, False),
+    "updater": (False, {"weight_updater": MultiProcessedWeightUpdater}, False),
+}
+
+
+@pytest.mark.parametrize(
+    ("sync", "way"),
+    [
+        pytest.param(sync, way, id=name, marks=[pytest.mark.long] if long else [])
+        for name, (sync, way, long) in WAYS.items()
+    ],
+)
 def test_who_takes_a_place_begins_with_the_newest_weights(
     tmp_path: Path, sync: bool, way: dict[str, Any]
 ) -> None:
     crew, policy = Crew(tmp_path), Scored(0)
-    with collector_with(way, crew, sync, policy) as collector:
+    made: dict[str, Any] = {
+        name: {model: scheme() for model, scheme in kind.items()}
+        if isinstance(kind, dict)
+        else kind()
+        for name, kind in way.items()
+    }
+    with collector_of(crew, sync, policy, track_policy_version=True, **made) as collector:
         crew.add(collector.next())
         for version, choice in enumerate((1, 2, 3), start=1):
             collector.update_policy_weights_(policy.choose(choice))

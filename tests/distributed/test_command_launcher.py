@@ -10,7 +10,7 @@ import sys
 import nursery
 import psutil
 import pytest
-from backend_conformance import BackendConformance
+from backend_conformance import Lives
 from distributed_parts import CLASSES, make
 from forked import Forked
 
@@ -23,12 +23,11 @@ from trawl.extras.clusters.network.backend import RemoteBackend
 SHELL = "exec {worker}"
 
 
-class TestCommandLauncher(BackendConformance):
+class TestCommandLauncher(Lives):
     shares_memory = False
     # Its reasons name the command, too.
     kills_by_signal = False
     many = 3
-    lives_only = True
 
     def new_backend(self):
         command = [nursery.python(), "{arguments}"]

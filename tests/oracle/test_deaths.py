@@ -34,35 +34,36 @@ taken = 0
 
 
 class Deadly(ScriptedEnv):
-    """Kills its process: the first one at its first step, the next one at its second, and so on.
+    """Kills its process: the first one at its first step, each next one some steps later.
 
     Args:
         script: the script.
         env: number of the environment.
         folder: where each death leaves a file.
         deaths: number of deaths.
+        pace: how many steps later.
     """
 
-    def __init__(self, script: Script, env: int, folder: Path, deaths: int) -> None:
+    def __init__(self, script: Script, env: int, folder: Path, deaths: int, pace: int) -> None:
         super().__init__(script, env)
-        self.folder, self.deaths = folder, deaths
+        self.folder, self.deaths, self.pace = folder, deaths, pace
 
     def step(self, action: Any) -> Any:
         global taken
         taken += 1
         before = len(list(self.folder.iterdir()))
-        if before < self.deaths and taken > before:
+        if before < self.deaths and taken > self.pace * before:
             (self.folder / str(before)).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().step(action)
 
 
-def collector_of(case: Case, folder: Path, deaths: int, **more: Any) -> Any:
+def collector_of(case: Case, folder: Path, deaths: int, pace: int = 1, **more: Any) -> Any:
     """Returns a collector whose second worker dies."""
     first, second = case.envs
     sources = [
         [partial(ScriptedEnv, case.script, env) for env in first],
-        [partial(Deadly, case.script, env, folder, deaths) for env in second],
+        [partial(Deadly, case.script, env, folder, deaths, pace) for env in second],
     ]
     cls, workers = (MultiSyncCollector, 2) if case.place == "sync" else (MultiAsyncCollector, 1)
     size = case.options.frames_per_batch * workers
@@ -105,7 +106,7 @@ def test_without_snapshots_each_frame_is_real_and_none_is_missing(
     place, delivery, tmp_path
 ) -> None:
     case, deaths, frames = Case("list", Options(6), place, delivery), 8, 180
-    with collector_of(case, tmp_path, deaths, total_frames=frames) as collector:
+    with collector_of(case, tmp_path, deaths, pace=3, total_frames=frames) as collector:
         batches = list(collector)
         stats = collector.stats()
     assert stats["frames"] == frames

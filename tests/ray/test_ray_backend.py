@@ -4,7 +4,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from backend_conformance import BackendConformance
+from backend_conformance import BackendConformance, Basics, Messages
 
 from trawl.extras.clusters.network.control import ControlConnection
 from trawl.extras.clusters.ray import backend as ray_backend
@@ -14,7 +14,7 @@ FREE = {"num_cpus": 0}
 
 
 @pytest.mark.usefixtures("cluster")
-class TestRay(BackendConformance):
+class OnRay(Basics):
     shares_memory = False
     kills_by_signal = False
     many = 4
@@ -24,11 +24,12 @@ class TestRay(BackendConformance):
         return RayBackend(FREE)
 
 
-@pytest.mark.usefixtures("cluster")
-class TestRayInStep(TestRay):
-    """Where what a worker says next is asked for together with what it is told."""
+class TestRay(OnRay, BackendConformance):
+    pass
 
-    messages_only = True
+
+class TestRayInStep(OnRay, Messages):
+    """Where what a worker says next is asked for together with what it is told."""
 
     def new_backend(self):
         return RayBackend(FREE, in_step=True)
@@ -58,11 +59,8 @@ class LineToNowhere(ControlConnection):
         self.rendezvous = replace(self.rendezvous, port=1)
 
 
-@pytest.mark.usefixtures("cluster")
-class TestRayBehindAFirewall(TestRay):
+class TestRayBehindAFirewall(OnRay, Messages):
     """Where Ray's own connections are the only ones."""
-
-    messages_only = True
 
     @pytest.fixture(autouse=True)
     def firewall(self, monkeypatch):
