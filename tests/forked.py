@@ -18,6 +18,8 @@ class Forked:
         stdin: a descriptor, ``subprocess.PIPE``, or None for an empty input.
         stdout: a descriptor, ``subprocess.PIPE``, or None, which drops the output.
         stderr: the same for errors. Pipes take and give text.
+        within: the nursery that it comes from; None for the one that most share.
+        namespaces: paths of the namespaces that it is to be in.
         **options: of :meth:`nursery.Nursery.fork`.
 
     Attributes:
@@ -25,14 +27,25 @@ class Forked:
         returncode: what it ended with, as far as one of the methods has seen it.
     """
 
-    def __init__(self, code, *arguments, stdin=None, stdout=None, stderr=None, **options):
+    def __init__(
+        self,
+        code,
+        *arguments,
+        stdin=None,
+        stdout=None,
+        stderr=None,
+        within=None,
+        namespaces=(),
+        **options,
+    ):
         self.stdin = self.stdout = self.stderr = self.returncode = None
-        self._said = {}
+        self._nursery, self._said = within or shared(), {}
         fds = []
         try:
             for name, given in (("stdin", stdin), ("stdout", stdout), ("stderr", stderr)):
                 fds.append(self._opened(name, given))
-            self.pid = shared().fork(code, fds, arguments=arguments, **options)
+            fds += [os.open(path, os.O_RDONLY) for path in namespaces]
+            self.pid = self._nursery.fork(code, fds, arguments=arguments, **options)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -54,6 +67,10 @@ class Forked:
         return self
 
     def __exit__(self, *exc_info):
+        self.close()
+
+    def close(self):
+        """Closes its pipes, and waits for its end."""
         for stream in (self.stdin, self.stdout, self.stderr):
             if stream is not None:
                 stream.close()
@@ -62,16 +79,31 @@ class Forked:
     def poll(self):
         """What it ended with; None while it runs."""
         if self.returncode is None:
-            self.returncode = shared().status(self.pid, 0)
+            self.returncode = self._nursery.status(self.pid, 0)
         return self.returncode
 
     def wait(self, timeout=None):
         """Waits for its end, for so many seconds."""
         if self.returncode is None:
-            self.returncode = shared().status(self.pid, timeout)
+            self.returncode = self._nursery.status(self.pid, timeout)
         if self.returncode is None:
             raise subprocess.TimeoutExpired("a forked program", timeout)
         return self.returncode
+
+    def say(self, line):
+        """Says something to it."""
+        print(line, file=self.stdin, flush=True)
+
+    def hears(self):
+        """What it says next."""
+        line = self.stdout.readline()
+        assert line, f"it has ended:\n{self.stderr.read()}"
+        return line.rstrip("\n")
+
+    def end(self, timeout):
+        """Its status, which is 0, once it has ended; it has so many seconds."""
+        assert self.wait(timeout) == 0, self.stderr.read()
+        return 0
 
     def send_signal(self, signum):
         """Sends it a signal if it still runs."""

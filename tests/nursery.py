@@ -221,10 +221,6 @@ class Nursery:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
             )
 
-    def start(self, code, namespaces, environment):
-        """Starts a program in namespaces, which are given by paths."""
-        return Program(self, code, namespaces, environment)
-
     def fork(
         self, code, fds, arguments=(), cwd=None, env=None, warn=(), session=False, finalize=False
     ):
@@ -336,53 +332,6 @@ def write_python(folder, place, is_known, code):
         file.write(_CALLER.format(python=sys.executable, place=place, is_known=is_known, code=code))
     os.chmod(path, 0o700)
     return path
-
-
-class Program:
-    """A program that talks with the test by its output and input, line by line."""
-
-    def __init__(self, nursery, code, namespaces, environment):
-        self._nursery = nursery
-        # A file takes as much as there is: nobody reads it before the end.
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        theirs, ours = os.pipe()
-        our_output, their_output = os.pipe()
-        self._input, self._output = os.fdopen(ours, "w"), os.fdopen(our_output)
-        fds = [theirs, their_output, os.dup(self._errors.fileno())]
-        fds += [os.open(path, os.O_RDONLY) for path in namespaces]
-        try:
-            self.pid = nursery.fork(code, fds, env=environment)
-        finally:
-            for fd in fds:
-                os.close(fd)
-
-    def hears(self):
-        """What it says next."""
-        line = self._output.readline()
-        assert line, f"it has ended:\n{self._said()}"
-        return line.rstrip("\n")
-
-    def say(self, line):
-        """Says something to it."""
-        print(line, file=self._input, flush=True)
-
-    def end(self, timeout):
-        """Its status, once it has ended; it has so many seconds."""
-        status = self._nursery.status(self.pid, timeout)
-        assert status is not None, f"it does not end:\n{self._said()}"
-        assert status == 0, self._said()
-        return status
-
-    def close(self):
-        """Lets go of it."""
-        with contextlib.suppress(BrokenPipeError):
-            self._input.close()
-        self._output.close()
-        self._errors.close()
-
-    def _said(self):
-        self._errors.seek(0)
-        return self._errors.read()
 
 
 # --- what runs there

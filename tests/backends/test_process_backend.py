@@ -74,18 +74,15 @@ class Program(Forked):
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "warn": ["error"]}
         super().__init__(PARTS + textwrap.dedent(code), *arguments, **options)
 
-    def line(self):
-        return self.stdout.readline().strip()
-
     def rest(self):
         """All that it says until its end, which is no error."""
         out, errors = self.stdout.read(), self.stderr.read()
         assert (self.wait(PATIENCE), errors) == (0, "")
         return out
 
-    def __exit__(self, *exc_info):
+    def close(self):
         self.kill()
-        super().__exit__(*exc_info)
+        super().close()
 
 
 def run(code, *arguments, **options):
@@ -93,9 +90,9 @@ def run(code, *arguments, **options):
         return program.rest()
 
 
-@pytest.fixture(params=METHODS)
+@pytest.fixture
 def backend(request):
-    backend = ProcessBackend(request.param)
+    backend = ProcessBackend(getattr(request, "param", "forkserver"))
     yield backend
     backend.close()
 
@@ -282,7 +279,7 @@ def test_nothing_is_left_of_a_parent_that_is_killed(method, doing):
         say(server("{method}").pid, *[worker.pid for worker in workers])
         backend.wait()
     """) as program:
-        pids = [*map(int, program.line().split())]
+        pids = [*map(int, program.hears().split())]
         check_no_named_memory([program.pid, *pids])
         with watched(*pids) as wait:
             program.kill()
@@ -304,7 +301,7 @@ def test_nothing_is_left_of_a_parent_that_ends(method, how):
         {code}
     """
     with Program(program, finalize=True) as program:
-        with watched(*map(int, program.line().split())) as wait:
+        with watched(*map(int, program.hears().split())) as wait:
             wait()
         assert program.rest() == ""
 
@@ -333,6 +330,7 @@ def test_the_process_that_workers_come_from_may_die(method):
     ]
 
 
+@pytest.mark.parametrize("backend", METHODS, indirect=True)
 def test_a_process_that_workers_come_from_may_die_again_and_again(backend, monkeypatch):
     """That is an error, and nothing is left of the attempt."""
     backend.launch(0, ScriptedService)
@@ -487,6 +485,7 @@ def test_events_that_an_interruption_left(backend, monkeypatch):
 # --- what is used up
 
 
+@pytest.mark.parametrize("backend", METHODS, indirect=True)
 def test_descriptors_are_given_back(backend):
     def use(count):
         memory = backend.allocate(100)
@@ -592,7 +591,7 @@ def test_a_copy_of_the_parent_does_not_keep_workers_alive():
             say(server("forkserver").pid, worker.pid, file.read())
         signal.pause()
     """) as program:
-        pid, worker, *children = map(int, program.line().split())
+        pid, worker, *children = map(int, program.hears().split())
         (copy,) = set(children) - {pid}
         with watched(pid, worker) as wait:
             try:
@@ -666,8 +665,8 @@ def test_processes_are_named_in_lists_of_processes(method):
         say(command == chr(0).join(sys.orig_argv) + chr(0), os.getpid())
         backend.close()
     """) as program:
-        lines = [program.line() for _ in range(2)]
-        own, pid = program.line().rsplit(" ", 1)
+        lines = [program.hears() for _ in range(2)]
+        own, pid = program.hears().rsplit(" ", 1)
     server = f"trawl: server|{{}}|trawl: server of process {pid}|{{}}"
     assert lines == [server.format(name, name) for name in ("trawl worker 0", "trawl worker 12")]
     assert own == "True"

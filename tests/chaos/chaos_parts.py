@@ -249,6 +249,18 @@ def collector_of(crew: Crew, sync: bool, policy: Any = None, **options: Any) -> 
     return MultiCollector(crew.sources, policy, sync=sync, **options)
 
 
+def parts(
+    collector: MultiCollector, crew: Crew, sync: bool
+) -> Iterator[tuple[int, int, TensorDictBase]]:
+    """Yields each worker's life, its number and its part of each next batch; checks all batches."""
+    while True:
+        batch = collector.next()
+        crew.add(batch)
+        for part in batch.unbind(0) if sync else [batch]:
+            life, place = divmod(int(part["observation"][0, 0]), 100)
+            yield life, place // 10, part
+
+
 def frames_of(sync: bool, crew: Crew, rounds: int) -> int:
     """Returns the number of frames in ``rounds`` batches of each worker."""
     return rounds * 10 * crew.lanes * crew.workers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -24,6 +25,7 @@ from chaos_parts import (
     frames_of,
     kill,
     leave,
+    parts,
     replaced,
     survives,
 )
@@ -143,26 +145,13 @@ def test_killed_while_others_are_broken_off(tmp_path: Path) -> None:
 # --- during calls, and after calls that set something
 
 
-def _next_of(collector: MultiCollector, sync: bool, crew: Crew, worker: int, life: int = 0) -> Any:
-    """Returns a worker's part of its next batch in this life or a later one; checks all batches."""
-    while True:
-        batch = collector.next()
-        crew.add(batch)
-        part = batch[worker] if sync else batch
-        lived, place = divmod(int(part["observation"][0, 0]), 100)
-        if place // 10 == worker and lived >= life:
-            return part
-
-
 def _actions(collector: MultiCollector, crew: Crew, sync: bool, rounds: int) -> Any:
     """Returns the actions of each worker in its next ``rounds`` batches."""
     found: dict[int, list[torch.Tensor]] = {0: [], 1: []}
-    while min(map(len, found.values())) < rounds:
-        batch = collector.next()
-        crew.add(batch)
-        for part in batch.unbind(0) if sync else [batch]:
-            worker = int(part["observation"][0, 0]) % 100 // 10
-            found[worker].append(part["action"].clone())
+    for _, worker, part in parts(collector, crew, sync):
+        found[worker].append(part["action"].clone())
+        if min(map(len, found.values())) == rounds:
+            break
     return {worker: torch.stack(actions[:rounds]) for worker, actions in found.items()}
 
 
@@ -277,11 +266,14 @@ def test_killed_about_a_loaded_state(tmp_path: Path, sync: bool, when: str) -> N
         if when == "after":
             strike(crew.pid(0), crew.pid(1))
         first = int(new.stats()["frames"])
-        for worker in (0, 1, 0, 1):
-            part = _next_of(new, sync, crew, worker)
+        seen = Counter[int]()
+        for _, worker, part in parts(new, crew, sync):
             assert part["action"].argmax(-1).unique().tolist() == [3]
             assert part["policy_version"].unique().tolist() == [1]
             assert used.isdisjoint(part["collector", "traj_ids"].unique().tolist())
+            seen[worker] += 1
+            if min(seen[0], seen[1]) == 2:
+                break
         assert new.stats()["frames"] == first + crew.frames
         # The hook is set again in a replacement.
         assert set(hooked.pids) >= {crew.pid(0), crew.pid(1)}

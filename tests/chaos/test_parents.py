@@ -43,11 +43,6 @@ def collect(**options):
 class Script(Forked):
     """Program in a session of its own, which ends as one of a fresh interpreter does."""
 
-    def hear(self, word: str) -> None:
-        """Waits until the script prints a word."""
-        line = self.stdout.readline().strip()
-        assert line == word, f"it said {line!r}, and on stderr {self.stderr.read()}"
-
     def signal(self, signum: int) -> None:
         """Sends a signal to the script's process group, as a terminal does."""
         os.killpg(self.pid, signum)
@@ -157,7 +152,7 @@ def test_the_parent_is_killed(
     run: Any, mode: str, text: str, count: int, signum: int, tmp_path: Path
 ) -> None:
     script = run(text, mode)
-    script.hear("going")
+    assert script.hears() == "going"
     started = family(script.pid)
     assert len(started) == count
     check_no_named_memory([script.pid, *started])
@@ -181,7 +176,7 @@ def test_the_parent_is_killed(
 )
 def test_interrupted(run: Any, mode: str, text: str, tmp_path: Path) -> None:
     script = run(text, mode)
-    script.hear("going")
+    assert script.hears() == "going"
     script.signal(signal.SIGINT)
     status, errors = script.end()
     assert status == -signal.SIGINT
@@ -204,10 +199,10 @@ say("done")
 """,
         "async",
     )
-    script.hear("going")
+    assert script.hears() == "going"
     script.signal(signal.SIGINT)
-    script.hear("interrupted")
-    script.hear("done")
+    assert script.hears() == "interrupted"
+    assert script.hears() == "done"
     assert script.end() == (0, "")
 
 
@@ -237,9 +232,9 @@ with collect() as collector:
 """,
         "async",
     )
-    script.hear("deaf")
+    assert script.hears() == "deaf"
     script.signal(signal.SIGINT)
-    script.hear("told")
+    assert script.hears() == "told"
     script.signal(signal.SIGINT)
     status, errors = script.end()
     assert status == -signal.SIGINT
@@ -261,7 +256,7 @@ with collect() as collector:
 )
 def test_never_shut_down(run: Any, mode: str, text: str) -> None:
     script = run(text, mode)
-    script.hear("going")
+    assert script.hears() == "going"
     assert script.end() == (0, "")
 
 
@@ -300,5 +295,5 @@ crew.add(batch)
 """,
         mode,
     )
-    script.hear("gone")
+    assert script.hears() == "gone"
     assert script.end() == (0, "")

@@ -11,12 +11,13 @@ import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from chaos_parts import PATIENCE, Crew, Lives, Scored, collector_of, replaced
+from chaos_parts import PATIENCE, Crew, Lives, Scored, collector_of, parts, replaced
 from killing import strike
 from modes import ASYNC, SYNC
 from tensordict import TensorDictBase
@@ -86,17 +87,14 @@ def test_no_frame_is_of_a_false_version_though_workers_are_killed(
         while not over.is_set():
             update()
 
-    def check(batch: TensorDictBase) -> None:
-        crew.add(batch)
-        least, most, versions = batch["least"], batch["most"], batch["policy_version"]
+    def check(worker: int, part: TensorDictBase) -> None:
+        least, most, versions = part["least"], part["most"], part["policy_version"]
         assert torch.equal(least, most), "two versions in one forward pass"
         assert torch.equal(least[..., 0].long(), versions), "a version that did not act"
-        for row in batch if sync else [batch]:
-            worker = int(NumberedEnv.numbers(row)[0, 0]) % 100 // 10
-            (version,) = set(row["policy_version"].tolist())
-            assert version >= latest.get(worker, 0), "an older version than before"
-            latest[worker] = version
-            seen.add(version)
+        (version,) = set(versions.tolist())
+        assert version >= latest.get(worker, 0), "an older version than before"
+        latest[worker] = version
+        seen.add(version)
 
     module = TensorDictModule(policy, ["observation"], ["action", "least", "most"])
     options = {"max_restarts": 1000, "max_total_restarts": 1000, "track_policy_version": True}
@@ -107,22 +105,23 @@ def test_no_frame_is_of_a_false_version_though_workers_are_killed(
     ):
         # A collector that was never sent weights warns.
         update()
-        updating = pool.submit(update_all_the_time)
+        updating, collected = pool.submit(update_all_the_time), parts(collector, crew, sync)
         try:
             while len(seen) < VERSIONS or kills < DEATHS:
                 # This worker may be dead already, and not replaced yet.
                 with suppress(ProcessLookupError):
                     strike(crew.pid(chance.randrange(4)))
                     kills += 1
-                for _ in range(12):
-                    check(collector.next())
+                for _, worker, part in islice(collected, 12):
+                    check(worker, part)
         finally:
             over.set()
         updating.result(PATIENCE)
         assert collector.policy_version_tracker.version == updates
         # In the end, each worker has the last version.
         while min(latest.values()) < updates:
-            check(collector.next())
+            _, worker, part = next(collected)
+            check(worker, part)
         stats = collector.stats()
         assert stats["workers_alive"] == 4
         assert 0 < stats["restarts"] <= kills
@@ -135,14 +134,12 @@ def test_no_frame_is_of_a_false_version_though_workers_are_killed(
 def of_lives(collector: Any, crew: Crew, sync: bool, lives: dict[int, int]) -> dict[int, Any]:
     """Collects until workers are in these lives; returns the actions and versions of each."""
     found: dict[int, Any] = {}
-    while len(found) < len(lives):
-        batch = collector.next()
-        crew.add(batch)
-        for row in batch if sync else [batch]:
-            life, worker = divmod(int(NumberedEnv.numbers(row)[0, 0]) // 10, 10)
-            if lives.get(worker) == life and worker not in found:
-                actions = set(NumberedEnv.action_numbers(row).tolist())
-                found[worker] = actions, set(row["policy_version"].tolist())
+    for life, worker, part in parts(collector, crew, sync):
+        if lives.get(worker) == life and worker not in found:
+            actions = set(NumberedEnv.action_numbers(part).tolist())
+            found[worker] = actions, set(part["policy_version"].tolist())
+        if len(found) == len(lives):
+            break
     return found
 
 

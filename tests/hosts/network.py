@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from forked import Forked
 
 _KEEP = "echo $$; exec cat"
 _NEEDED = ("ip", "mount", "nsenter", "unshare")
@@ -125,7 +126,9 @@ class Host(Namespace):
     def python(self, code, **environment):
         """Starts a Python program on this host."""
         namespaces = [f"/proc/{self.pid}/ns/{kind}" for kind in self.kinds]
-        self._programs.append(self._nursery.start(code, namespaces, environment))
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        options = {"namespaces": namespaces, "env": environment, **pipes}
+        self._programs.append(Forked(code, within=self._nursery, **options))
         return self._programs[-1]
 
     def close(self):
