@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from buffer_parts import BUFFERS, check_background, check_iteration
+import torch
+from buffer_parts import BUFFERS, check_background, check_iteration, data
 from collector_parts import by_step
+from tensordict.nn import TensorDictModule
+from torch import nn
 
 from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from trawl.weight_update import SharedMemWeightSyncScheme
 
 
 def single(source: list[Any], **options: Any) -> Collector:
@@ -70,3 +74,35 @@ def test_it_is_filled_step_by_step(place: str, kind: str) -> None:
 )
 def test_it_is_filled_in_the_background(place: str, kind: str) -> None:
     check_background(PLACES[place], BUFFERS[kind]())
+
+
+def linear(output: str) -> TensorDictModule:
+    torch.manual_seed(0)
+    return TensorDictModule(nn.Linear(3, 1), ["observation"], [output])
+
+
+@pytest.mark.parametrize(
+    ("cls", "method"), [(MultiSyncCollector, "inline"), (MultiAsyncCollector, "forkserver")]
+)
+def test_a_model_in_a_transform_gets_its_weights(cls: Any, method: str) -> None:
+    transforms = pytest.importorskip("torchrl.envs.transforms")
+    model, name = linear("score"), "replay_buffer.transform[0].module"
+    buffer = data.ReplayBuffer(
+        storage=data.LazyTensorStorage(100),
+        transform=transforms.ModuleTransform(module=model),
+        batch_size=10,
+    )
+    options = {"frames_per_batch": 20, "total_frames": 40, "start_method": method}
+    options["weight_sync_schemes"] = {one: SharedMemWeightSyncScheme() for one in ("policy", name)}
+    with cls(["Pendulum-v1"] * 2, linear("action"), replay_buffer=buffer, **options) as collector:
+        collector.next()
+        new = {"module.weight": torch.ones(1, 3), "module.bias": torch.ones(1)}
+        collector.update_policy_weights_(weights_dict={name: new})
+        collector.next()
+        assert torch.equal(model.module.weight, torch.ones(1, 3))
+        models = {name: linear("score"), "policy": linear("action")}
+        collector.update_policy_weights_(weights_dict=models)
+        assert torch.equal(model.module.weight, linear("score").module.weight)
+        with pytest.raises(KeyError, match="missing"):
+            collector.update_policy_weights_({"weight": torch.ones(1, 3)}, model_id=name)
+    assert "score" in buffer.sample().keys()  # noqa: SIM118 - a TensorDict is no dict
