@@ -2,9 +2,11 @@
 
 import dataclasses
 import pickle
+import sys
 import threading
 import traceback
 
+import numpy as np
 import pytest
 
 from trawl.backends.failure import Failure
@@ -140,6 +142,18 @@ def test_an_error_is_told_whatever_its_type(error):
     assert isinstance(raised, WorkerDied) == isinstance(error, WorkerDied)
     # A generator that raises it would seem to have ended.
     assert not isinstance(raised, StopIteration | KeyboardInterrupt | SystemExit)
+
+
+def test_memory_errors_of_numpy_and_groups_stay_what_they_are():
+    with pytest.raises(MemoryError) as found:
+        np.empty(1 << 50)
+    raised = travelled(found.value)
+    assert isinstance(raised, MemoryError)
+    assert "Unable to allocate" in str(raised)
+    if sys.version_info >= (3, 11):
+        several = [ValueError("one"), KeyError("two")]
+        raised = travelled(ExceptionGroup("several", several))  # noqa: F821
+        assert [type(error) for error in raised.exceptions] == [ValueError, KeyError]
 
 
 def test_causes_are_in_the_text():

@@ -12,13 +12,18 @@ from functools import partial
 import gymnasium
 import pytest
 import torch
+from collector_parts import by_step
 
 import trawl
+from tests.oracle.comparing import Case, collector_of, compare, policy_of
+from tests.oracle.test_cuts import TOLD_APART
 from trawl import Collector, MultiAsyncCollector, MultiSyncCollector, interrupts
 from trawl.collectors import AsyncBatchedCollector
 from trawl.envs import GymEnv
 from trawl.rollout.policy.random_policy import RandomPolicy
 from trawl.testing import Ledger, NumberedEnv
+from trawl.testing.faces import FACES
+from trawl.testing.oracle import Options
 
 LENGTHS = [3, 1, 4]
 FRAMES, BATCHES = 20, 6
@@ -55,71 +60,28 @@ def numbered(number, presses=(), times=1):
     return Pressing(NumberedEnv(number=number, lengths=LENGTHS), presses, times)
 
 
-def drawn(policy_presses=()):
-    """A policy that draws random numbers, and in some of whose calls Ctrl-C is pressed."""
-    calls = 0
-    spec = GymEnv(NumberedEnv()).full_action_spec
-
-    def policy(td):
-        nonlocal calls
-        calls += 1
-        if calls in policy_presses:
-            press()
-        td["noise"] = torch.rand(*td.batch_size, 1)
-        return td.update(spec.expand(*td.batch_size).rand())
-
-    return policy
-
-
-def pressing(batch=None, *, counts, presses):
-    counts.append(1)
-    if len(counts) in presses:
-        press()
-    return batch
-
-
 OPTIONS = {"frames_per_batch": FRAMES, "total_frames": FRAMES * BATCHES}
-PLACES = {
-    "a step": lambda **more: Collector(partial(numbered, 0, {3, 25, 40, 41, 90}), drawn(), **more),
-    "a list": lambda **more: Collector(
-        [partial(numbered, 0, {3, 27}), partial(numbered, 1, {10, 41})],
-        RandomPolicy(GymEnv(NumberedEnv()).full_action_spec.expand(2)),
-        **more,
-    ),
-    "the policy": lambda **more: Collector(partial(numbered, 0), drawn({3, 25, 90}), **more),
-    "random actions": lambda **more: Collector(
-        partial(numbered, 0, {3, 25}), drawn(), init_random_frames=60, **more
-    ),
-    "the hook before": lambda **more: Collector(
-        partial(numbered, 0),
-        drawn(),
-        pre_collect_hook=partial(pressing, counts=[], presses={2, 4}),
-        **more,
-    ),
-    "the hook after": lambda **more: Collector(
-        partial(numbered, 0),
-        drawn(),
-        post_collect_hook=partial(pressing, counts=[], presses={1, 6}),
-        **more,
-    ),
-    "postproc": lambda **more: Collector(
-        partial(numbered, 0), drawn(), postproc=partial(pressing, counts=[], presses={2}), **more
-    ),
-    "whole trajectories": lambda **more: Collector(
-        partial(numbered, 0, {3, 25}), drawn(), trajs_per_batch=4, traj_format="cat", **more
-    ),
-    "overridden": lambda **more: Overriding(partial(numbered, 0, {3, 55}), drawn(), **more),
-    "ready": lambda **more: AsyncBatchedCollector(
-        [partial(NumberedEnv, number=i, lengths=LENGTHS) for i in range(2)],
-        policy=drawn({3, 25, 31}),
-        **more,
-    ),
-}
+SPEC = GymEnv(NumberedEnv()).full_action_spec
+
+
+def made(presses=(), times=1, **options):
+    return Collector(partial(numbered, 0, presses, times), by_step(), **OPTIONS, **options)
 
 
 class Overriding(Collector):
     def rollout(self):
         return torch.cat([super().rollout(), super().rollout()], -1)
+
+
+PLACES = {
+    "a list": lambda: Collector(
+        [partial(numbered, 0, {3, 27}), partial(numbered, 1, {10, 41})],
+        RandomPolicy(SPEC.expand(2)),
+        **OPTIONS,
+    ),
+    "random actions": lambda: made({3, 25}, init_random_frames=60),
+    "overridden": lambda: Overriding(partial(numbered, 0, {3, 55}), by_step(), **OPTIONS),
+}
 
 
 def rest(collector, most=None):
@@ -143,25 +105,76 @@ def same(batches, others):
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_nothing_is_lost_or_repeated(place, monkeypatch):
-    with PLACES[place](**OPTIONS) as collector:
-        collector.set_seed(3)
-        batches, pressed = rest(collector)
+def test_nothing_is_drawn_twice(place, monkeypatch):
+    found = []
+    for _ in range(2):
+        with PLACES[place]() as collector:
+            collector.set_seed(3)
+            found.append(rest(collector))
+        monkeypatch.setitem(globals(), "press", lambda: None)
+    (batches, pressed), (expected, none) = found
     assert pressed >= 1
-    monkeypatch.setitem(globals(), "press", lambda: None)
-    with PLACES[place](**OPTIONS) as collector:
-        collector.set_seed(3)
-        expected, none = rest(collector)
     assert none == 0
-    if place != "ready":
-        assert same(batches, expected)
-    elif batches:
-        assert sum(map(len, batches)) == FRAMES * BATCHES
+    assert same(batches, expected)
+
+
+class Presses:
+    """Does something, and presses Ctrl-C in the third call."""
+
+    def __init__(self, act=lambda *args: args[0] if args else None):
+        self.act, self.calls = act, 0
+
+    def __call__(self, *args):
+        self.calls += 1
+        if self.calls == 3:
+            press()
+        return self.act(*args)
+
+
+class PressingPolicy(Presses):
+    def __call__(self, tensordict):
+        return super().__call__(tensordict)
+
+
+WHERE = ("policy", "pre_collect_hook", "post_collect_hook", "postproc")
+
+
+@pytest.mark.parametrize("index", range(len(TOLD_APART) + 1))
+@pytest.mark.filterwarnings("ignore")
+def test_nothing_is_lost_or_repeated(index):
+    """Ctrl-C comes in the policy or in a hook, and another collector goes on from the state."""
+    face, place = [*((face, "one") for face in TOLD_APART), ("list", "ready")][index]
+    if FACES[face].needs:
+        pytest.importorskip(FACES[face].needs)
+    options = Options(frame_stack=3, normalize_rewards=place == "one")
+    for number in range(2):
+        where = WHERE[(index + number) % 4]
+        delivery = ("rows", "cat", "in_turn")[(index + number) % 3]
+        case = Case(face, options, place, delivery, policy="tensordict")
+
+        def pressed(case=case, where=where):
+            if where == "policy":
+                return collector_of(case, PressingPolicy(policy_of(case)), **case.in_step)
+            return collector_of(case, **{where: Presses()}, **case.in_step)
+
+        collector, found, count = pressed(), [], 0
+        while len(found) < 4:
+            try:
+                found.append(collector.next().clone())
+            except KeyboardInterrupt:
+                count += 1
+                state = collector.state_dict()
+                collector.shutdown()
+                collector = pressed()
+                collector.load_state_dict(state)
+        compare(case, found, collector.normalization)
+        collector.shutdown()
+        assert count
 
 
 def test_the_loop_can_begin_anew():
     ledger = Ledger([NumberedEnv(number=0, lengths=LENGTHS)])
-    with Collector(partial(numbered, 0, {3, 25, 50}), drawn(), **OPTIONS) as collector:
+    with made({3, 25, 50}) as collector:
         for _ in range(3):
             with pytest.raises(KeyboardInterrupt):
                 deque(map(ledger.add, collector))
@@ -174,9 +187,7 @@ def test_the_loop_can_begin_anew_for_the_last_batch():
         if collector.stats()["frames"] == FRAMES * BATCHES:
             press()
 
-    with Collector(
-        partial(numbered, 0), drawn(), post_collect_hook=pressed, **OPTIONS
-    ) as collector:
+    with made(post_collect_hook=pressed) as collector:
         found = []
         with pytest.raises(KeyboardInterrupt):
             found.extend(collector)
@@ -198,7 +209,7 @@ def test_a_second_one_ends_the_collector(nested):
     if nested:
         signal.signal(signal.SIGINT, note)
     times = 1 if nested else 2
-    with Collector(partial(numbered, 0, {3}, times), drawn(), **OPTIONS) as collector:
+    with made({3}, times) as collector:
         with pytest.raises(KeyboardInterrupt):
             collector.next()
         assert collector.closed
@@ -206,24 +217,8 @@ def test_a_second_one_ends_the_collector(nested):
             collector.next()
 
 
-@pytest.mark.parametrize("presses", [{25}, {40}], ids=["under way", "complete"])
-def test_the_state_has_the_batch_under_way(presses):
-    with Collector(partial(numbered, 0, presses), drawn(), **OPTIONS) as collector:
-        collector.set_seed(3)
-        collector.next()
-        with pytest.raises(KeyboardInterrupt):
-            collector.next()
-        state = collector.state_dict()
-        expected, _ = rest(collector)
-    with Collector(partial(numbered, 0), drawn(), **OPTIONS) as collector:
-        collector.load_state_dict(state)
-        batches, _ = rest(collector)
-    assert len(expected) == BATCHES - 1
-    assert same(batches, expected)
-
-
 def test_a_state_replaces_the_batch_under_way():
-    with Collector(partial(numbered, 0, {25}), drawn(), **OPTIONS) as collector:
+    with made({25}) as collector:
         collector.set_seed(3)
         state = collector.state_dict()
         expected, _ = rest(collector, 1)
@@ -235,7 +230,7 @@ def test_a_state_replaces_the_batch_under_way():
 
 
 def test_a_reset_keeps_the_batch_under_way():
-    with Collector(partial(numbered, 0, {3}), drawn(), **OPTIONS) as collector:
+    with made({3}) as collector:
         with pytest.raises(KeyboardInterrupt):
             collector.next()
         collector.reset()
@@ -255,7 +250,7 @@ def test_handlers_of_the_program_run_at_once():
             raise TimeoutError("the program's own")
 
     signal.signal(signal.SIGINT, note)
-    with Collector(partial(numbered, 0, {3, 25}), drawn(), **OPTIONS) as collector:
+    with made({3, 25}) as collector:
         assert collector.next() is not None
         assert seen == [signal.SIGINT]
         with pytest.raises(TimeoutError):
@@ -276,7 +271,7 @@ def test_one_that_comes_while_the_handler_is_replaced(own, monkeypatch):
     signal.signal(signal.SIGINT, own)
     presses = [True]
     monkeypatch.setattr(interrupts, "set_signal_handler", replace)
-    with Collector(partial(numbered, 0), drawn(), **OPTIONS) as collector:
+    with made() as collector:
         if callable(own):
             with pytest.raises(KeyboardInterrupt):
                 collector.next()
@@ -287,7 +282,7 @@ def test_one_that_comes_while_the_handler_is_replaced(own, monkeypatch):
 
 def test_other_threads_are_not_interrupted():
     found = []
-    with Collector(partial(numbered, 0), drawn(), **OPTIONS) as collector:
+    with made() as collector:
         thread = threading.Thread(target=lambda: found.append(collector.next()))
         thread.start()
         thread.join()
@@ -316,7 +311,7 @@ WORKERS = {
     "inference process": (
         AsyncBatchedCollector,
         {
-            "policy": RandomPolicy(GymEnv(NumberedEnv()).full_action_spec.expand(2)),
+            "policy": RandomPolicy(SPEC.expand(2)),
             "policy_backend": "multiprocessing",
         },
     ),

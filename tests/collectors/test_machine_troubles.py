@@ -5,16 +5,13 @@ import os
 import re
 import select
 import signal
-import sys
 import textwrap
 
-import numpy as np
 import nursery
 import pytest
 
 from trawl import MultiAsyncCollector, MultiSyncCollector
 from trawl.backends.processes.handle import ServerHandle
-from trawl.errors import WorkerError
 from trawl.testing import Ledger, NumberedEnv
 
 BOTH = pytest.mark.parametrize("cls", [MultiSyncCollector, MultiAsyncCollector])
@@ -78,42 +75,6 @@ def test_workers_start_where_the_user_may_not_enter_the_directory(tmp_path):
     """
     done = run(code, cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("40\n", "")
-
-
-# --- exceptions
-
-
-class Failing(NumberedEnv):
-    def __init__(self, fail):
-        super().__init__()
-        self._fail = fail
-
-    def step(self, action):
-        self._fail()
-
-
-def too_much():
-    np.empty(1 << 50)
-
-
-def several():
-    raise ExceptionGroup("several", [ValueError("one"), KeyError("two")])  # noqa: F821
-
-
-def test_a_memory_error_of_numpy_is_a_memory_error():
-    with MultiSyncCollector(lambda: Failing(too_much), **OPTIONS) as collector:
-        with pytest.raises(MemoryError, match="Unable to allocate") as caught:
-            collector.next()
-        assert isinstance(caught.value, WorkerError)
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="there are no groups yet")
-def test_a_group_of_exceptions_is_a_group():
-    with MultiAsyncCollector(lambda: Failing(several), **OPTIONS) as collector:
-        with pytest.raises(ExceptionGroup, match="several") as caught:  # noqa: F821
-            collector.next()
-        assert isinstance(caught.value, WorkerError)
-        assert [type(error) for error in caught.value.exceptions] == [ValueError, KeyError]
 
 
 # --- environments that fork

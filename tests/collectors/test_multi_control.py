@@ -1,17 +1,15 @@
 """What can be asked of workers, and told to them, while they collect."""
 
-import gc
 import json
 import multiprocessing
 import os
-import select
 import signal
 import threading
 from typing import Any
 
 import pytest
 import torch
-from collector_parts import PATIENCE, Buffer
+from collector_parts import Buffer
 from multi_parts import (
     ALL,
     BOTH,
@@ -355,18 +353,6 @@ def test_an_environment_that_fails_to_close_leaves_nothing_else_open(cls, method
         use()
 
 
-def test_a_collector_that_is_forgotten_ends():
-    collector = make(start_method="forkserver")
-    batch = collector.next()
-    ends = [os.pidfd_open(member.worker.pid) for member in collector._pool.slots]
-    del collector
-    gc.collect()
-    for end in ends:
-        assert select.select([end], [], [], PATIENCE)[0], "a worker is still there"
-        os.close(end)
-    assert batch["observation"].shape[-1] == 5
-
-
 # --- errors
 
 
@@ -405,31 +391,6 @@ def test_an_error_of_postproc_is_no_worker_s():
         until_it_fails(collector)
     assert collector.closed
     assert not isinstance(caught.value, WorkerError)
-
-
-@pytest.mark.parametrize("method", ["inline", "forkserver"])
-def test_an_error_of_a_type_of_ones_own_comes_back(method):
-    class Stuck(Exception):
-        def __init__(self, where, when):
-            super().__init__(where, when)
-            self.where, self.when = where, when
-
-    def env():
-        raise Stuck("here", when=3)
-
-    with pytest.raises(WorkerError, match="Stuck") as caught:
-        make(create_env_fn=[env] * 2, start_method=method)
-    if caught.value.original is not None:
-        assert (caught.value.original.where, caught.value.original.when) == ("here", 3)
-
-
-def test_stop_iteration_does_not_end_the_loop_quietly():
-    sources = [*envs(1), lambda: FaultyEnv(2, StopIteration("over"), number=1)]
-    with (
-        pytest.raises(RuntimeError, match="raised StopIteration"),
-        make(create_env_fn=sources) as collector,
-    ):
-        list(zip(collector, range(9), strict=False))
 
 
 def test_batches_that_came_before_the_error_are_delivered():

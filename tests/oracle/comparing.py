@@ -300,15 +300,16 @@ PLACES: dict[str, tuple[Any, str]] = {
 }
 
 
-def collector_of(case: Case, **more: Any) -> Any:
-    """Returns the collector of a case."""
+def collector_of(case: Case, policy: Any = None, **more: Any) -> Any:
+    """Returns the collector of a case; ``policy`` is another policy than that of the case."""
+    policy = policy_of(case) if policy is None else policy
     sources = [case.kind.make(case.script, envs) for envs in case.envs]
     given = {**arguments(case.options), **DELIVERIES.get(case.delivery, {}), **case.further, **more}
     if case.place == "one":
-        return Collector(sources[0], policy_of(case), **given)
+        return Collector(sources[0], policy, **given)
     if case.place == "ready":
         sources, given = [makers_of(case, case.envs[0])], {**threads_of(case), **given}
-        return AsyncBatchedCollector(sources[0], policy=policy_of(case), **given)
+        return AsyncBatchedCollector(sources[0], policy=policy, **given)
     if case.place == "ready_sync":
         makers = [makers_of(case, envs) for envs in case.envs]
         sources = [partial(ParallelEnv, len(one), one, backend="thread") for one in makers]
@@ -316,7 +317,7 @@ def collector_of(case: Case, **more: Any) -> Any:
     cls, method = PLACES[case.place]
     if issubclass(cls, MultiSyncCollector):
         given["frames_per_batch"] *= WORKERS
-    return cls(sources, policy_of(case), start_method=method, **given)
+    return cls(sources, policy, start_method=method, **given)
 
 
 def threads_of(case: Case) -> dict[str, Any]:

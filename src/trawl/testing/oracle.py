@@ -498,6 +498,8 @@ class Oracle:
         if self.kind.resets == "next":
             actor.skipping = True
         elif self.kind.resets == "after":
+            if actor.fresh:  # it has begun anew with another one, whose reset failed
+                return
             try:
                 actor.reset()
             except StepFailed:
