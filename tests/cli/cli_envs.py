@@ -4,6 +4,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from trawl.testing import FaultyEnv
+
 
 class Saying(gymnasium.Env):
     """Says in words how many steps it took; an episode has as many as it is asked for."""
@@ -193,31 +195,12 @@ def allowed():
     return TensorDictModule(act, [("info", "action_mask")], ["action"])
 
 
-class Failing(gymnasium.Env):
-    """Fails at its seventh step."""
-
-    observation_space = spaces.Box(-1, 1, (2,))
-    action_space = spaces.Discrete(2)
-
-    def __init__(self):
-        self.steps = 0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        self.steps += 1
-        if self.steps == 7:
-            raise RuntimeError("it broke")
-        return np.zeros(2, np.float32), 1.0, False, False, {}
-
-
 def breaks():
-    return Failing()
+    """Fails at its seventh step."""
+    return FaultyEnv(7, RuntimeError("it broke"))
 
 
-class Tracing(Failing):
+class Tracing(Broken):
     """Its reset fails with a message that begins like an option of the command."""
 
     def reset(self, *, seed=None, options=None):

@@ -282,18 +282,6 @@ def test_ctrl_c_that_is_ignored_stays_ignored():
     assert (code, len(load("d"))) == (0, 300)
 
 
-def test_warnings_are_lines_without_escape_codes():
-    # This environment warns in colours.
-    code, out, err = trawl("collect", "CartPole-v0", "--frames", 100, "--out", "d")
-    assert code == 0
-    assert "\x1b" not in out + err
-    notes = [
-        line for line in err.splitlines() if not line.startswith("CartPole-v0  100/100 frames")
-    ]
-    assert notes
-    assert all(line.startswith("trawl: note: ") for line in notes)
-
-
 # --- facts about a run
 
 

@@ -1,7 +1,6 @@
 """Whatever is wrong is one line on stderr and exit code 2, and leaves nothing behind."""
 
 import os
-import socket
 from pathlib import Path
 
 import cli_envs
@@ -47,7 +46,6 @@ REFUSALS = [
     ("tune Pendulum-v1 --budget 2 --frames-per-batch 1000000000", ": budget must be at least"),
     # --- options that don't go together
     (f"{PENDULUM} --envs 4 --env-processes 3", "--env-processes must divide the number of"),
-    (f"{PENDULUM} --env-processes -1", "--env-processes must divide the number of"),
     (f"{PENDULUM} --envs 2 --env-processes 4", "(--envs), which is 2, but it is 4"),
     (f"{PENDULUM} --envs 2 --env-processes 2 --workers 2", "--env-processes can't be used with --"),
     (f"{PENDULUM} --async", "--async needs worker processes: pass --workers"),
@@ -61,7 +59,6 @@ REFUSALS = [
     # --- environments
     ("collect NoSuchThing-v0", "environment NoSuchThing-v0 can't be made: Environment `NoSuchThing`"
      " doesn't exist. ENV is an id of Gymnasium such as CartPole-v1, one of"),
-    ("collect no_such_module:Thing-v0", "environment no_such_module:Thing-v0 can't be made"),
     ("check CartPol-v1", "environment CartPol-v1 can't be made: Environment `CartPol` doesn't exist"
      ". Did you mean: `CartPole`?"),
     ("check gymnax:Nope-v1", "environment gymnax:Nope-v1 can't be made: gymnax has no environment"),
@@ -69,12 +66,10 @@ REFUSALS = [
      " names no library that Trawl knows, and 'nowhere' is not a module. Before the colon stands"),
     ("evaluate NoSuch-v1", "environment NoSuch-v1 can't be made"),
     ("tune NoSuch-v1", "environment NoSuch-v1 can't be made"),
-    ("collect cli_envs:nothing", "module 'cli_envs' has no attribute 'nothing'"),
     (f"collect {cli_envs.__file__}:spend_steps",
      "/cli_envs.py has no attribute 'spend_steps'; did you mean spends_steps?"),
     ("collect cli_envs:NUMBER", ": NUMBER must be a function, but it is int"),
     ("collect cli_envs:fails", "can't be made: ZeroDivisionError: no environment today"),
-    ("collect nowhere:make", "No module named 'nowhere'"),
     ("collect jumanjy:make", "'jumanjy' is not a module; did you mean jumanji?"),
     ("collect nowhere.py:make", "nowhere.py: No such file or directory"),
     (f"{PENDULUM} --env-kwargs {{", "--env-kwargs must be a JSON object, but it is not valid JSON"),
@@ -99,7 +94,6 @@ REFUSALS = [
       for policy, workers in [("random", 0), ("cli_envs:untrained", 1)]),
     # --- infos, and what a format can't hold
     ("collect CartPole-v1 --info-keys absent", "info_keys has 'absent', but the info of"),
-    (f"{INFORMING} absent", "has only ['action_mask', 'episode'"),
     ("collect gymnax:CartPole-v1 --info-keys absent", "of gymnax CartPole-v1 has only ['disc"),
     ("collect cli_envs:with_infos --info-keys said", "pass info_keys to the object that makes"),
     (f"{INFORMING} object --format parquet", "without a fixed shape (('info', 'object')"),
@@ -112,7 +106,6 @@ REFUSALS = [
       for env in ("pettingzoo:mpe2/simple_spread_v3", "vmas:balance")),
     # --- policies
     (f"{PENDULUM} --policy none.pt2", "--policy none.pt2: there is no such file"),
-    (f"{PENDULUM} --policy none.pt2 --workers 2", "--policy none.pt2: there is no such file"),
     (f"{PENDULUM} --policy none:here", "none:here: No module named 'none' (not in this folder"),
     (f"{PENDULUM} --policy absent.py:make", "(not in this folder, and not installed)"),
     (f"{PENDULUM} --policy uses_it:make", ": importing uses_it failed: ModuleNotFoundError: "),
@@ -121,12 +114,10 @@ REFUSALS = [
     (f"{PENDULUM} --policy full/f.py", "program of torch.export nor a TorchScript archive; to name "
      "a function in it, pass full/f.py:NAME"),
     (f"{POLICY}two", "must take the environment or no argument, but it takes one, other"),
-    (f"{POLICY}breaks", "--policy cli_policies:breaks failed: RuntimeError: no luck"),
     (f"{POLICY}breaks --workers 2", "--policy cli_policies:breaks failed: RuntimeError: no luck"),
     (f"{POLICY}wrong --workers 2", ": ValueError: policy wrote 'action' with shape (7,)"),
     (f"{POLICY}nothing", "returned None instead of a policy; for random actions pass --policy ran"),
     (f"{POLICY}text", "policy must be callable"),
-    (f"{POLICY}number", "must name a function, but it is int"),
     (f"{POLICY}nowhere", "has no attribute 'nowhere'"),
     (f"{EVALUATE} --policy none.pt2", "--policy none.pt2: there is no such file"),
     ("evaluate CartPole-v1 --policy cli_policies:Net", "--policy cli_policies:Net"),
@@ -137,9 +128,7 @@ REFUSALS = [
     (f"{PENDULUM} --out full", "full already exists"),
     (f"{PENDULUM} --out full --resume", "and is not a dataset that can be continued: pass"),
     (f"{PENDULUM} --out file/d", "file/d can't be written: Not a directory"),
-    (f"{PENDULUM} --out /proc/d", "/proc/d can't be written: No such file"),
     (f"{PENDULUM} --trace=", "--trace must name a file, such as 'run.json.gz', but"),
-    (f"{PENDULUM} --trace full", "--trace full can't be written: Is a directory"),
     (f"{PENDULUM} --trace no/x.gz --workers 2", "no/x.gz can't be written: No such file or"),
     (f"{EVALUATE} --out there.json", "there.json already exists: pass another --out"),
     (f"{EVALUATE} --normalization x", "--normalization x: there is no such file as x"),
@@ -153,10 +142,8 @@ REFUSALS = [
     (f"{PENDULUM} --log csv", "--log csv needs a value: --log csv:FILE"),
     (f"{PENDULUM} --log tensorboard:", "--log tensorboard: needs a value: --log tensorboard:DIR"),
     (f"{PENDULUM} --log csv:no/x.csv", "--log can't start: no/x.csv: No such file or directory"),
-    (f"{PENDULUM} --log csv:file", "--log can't start: file: File exists (pass another file)"),
-    (f"{PENDULUM} --log tensorboard:file", "can't start: file: File exists (pass another folder)"),
-    (f"{PENDULUM} --log prometheus:http", "PORT must be a number: pass prometheus:PORT"),
     (f"{PENDULUM} --log prometheus:70000", "--log prometheus:70000: port must be at most 65535"),
+    (f"{PENDULUM} --log prometheus:http", "PORT must be a number: pass prometheus:PORT"),
 ]  # fmt: skip
 
 
@@ -184,14 +171,6 @@ def test_a_directory_that_may_not_be_written_is_named():
     os.mkdir("locked", 0o500)
     said = refused("collect", "Pendulum-v1", "--out", "locked/d")
     assert said == "locked/d can't be written: Permission denied\n"
-
-
-def test_a_port_in_use():
-    pytest.importorskip("prometheus_client")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        said = refused("collect", "Pendulum-v1", "--log", f"prometheus:{port}")
-    assert f"--log can't start: can't listen on port {port} of 127.0.0.1: " in said
 
 
 _WITHOUT = """
@@ -238,16 +217,11 @@ def test_show_says_why_it_can_not_plot_or_report():
 @pytest.mark.parametrize(
     ("command", "words"),
     [
+        ("", "usage: trawl"),
         ("collect", "help"),
         ("collect Pendulum-v1 --frames many", "help"),
-        (
-            "collect Pendulum-v1 --frame-stack four",
-            "be an integer, but it is 'four'",
-        ),
-        (
-            "collect Pendulum-v1 --log-every often",
-            "must be a number, but it is 'often'",
-        ),
+        ("collect Pendulum-v1 --frame-stack four", "be an integer, but it is 'four'"),
+        ("collect Pendulum-v1 --log-every often", "must be a number, but it is 'often'"),
         ("--nothing", "help"),
         ("gather", "help"),
         ("collect Pendulum-v1 --workers 2 --sync --async", "not allowed together"),
@@ -256,14 +230,8 @@ def test_show_says_why_it_can_not_plot_or_report():
 )
 def test_wrong_options_are_explained(command, words):
     code, out, err = trawl(*command.split())
-    assert (code, out) == (2, "")
-    assert words in err
-
-
-def test_without_arguments_there_is_help():
-    code, out, _ = trawl()
-    assert code == 2
-    assert "usage: trawl" in out
+    assert (code, bool(out)) == (2, not command)
+    assert words in out + err
 
 
 def test_a_message_is_one_line():

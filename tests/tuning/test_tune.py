@@ -165,47 +165,38 @@ def test_if_no_layout_works_the_first_error_is_the_cause():
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "message"),
+    ("arguments", "change", "error", "message"),
     [
-        ({"budget": 0.5}, ValueError, "budget must be at least 1 seconds, but it is 0.5"),
-        ({"budget": float("nan")}, ValueError, "budget must be at least 1 seconds"),
-        ({"budget": "60"}, TypeError, "budget must be a number of seconds"),
-        ({"frames_per_batch": 0}, ValueError, "frames_per_batch must be at least 1"),
-        ({"max_workers": 0}, ValueError, "max_workers must be at least 1"),
-        ({"max_envs": 1.5}, TypeError, "max_envs must be an integer"),
-        ({"sync": "yes"}, TypeError, "sync must be True, False or None"),
-        ({"learner": 3}, TypeError, "learner must be callable"),
-        ({"max_frame_per_traj": 3}, TypeError, "did you mean max_frames_per_traj"),
-        ({"total_frames": 3}, TypeError, "unknown arguments: total_frames"),
-        ({"device": "no"}, ValueError, "device"),
+        *(
+            ((NumberedEnv,), *row)
+            for row in (
+                ({"budget": 0.5}, ValueError, "budget must be at least 1 seconds, but it is 0.5"),
+                ({"budget": float("nan")}, ValueError, "budget must be at least 1 seconds"),
+                ({"budget": "60"}, TypeError, "budget must be a number of seconds"),
+                ({"frames_per_batch": 0}, ValueError, "frames_per_batch must be at least 1"),
+                # A billion frames: no machine collects them in time.
+                ({"frames_per_batch": 10**9}, ValueError,
+                 r"budget must be at least \d+ seconds, but it is 4: one "),
+                ({"max_workers": 0}, ValueError, "max_workers must be at least 1"),
+                ({"max_envs": 1.5}, TypeError, "max_envs must be an integer"),
+                ({"sync": "yes"}, TypeError, "sync must be True, False or None"),
+                ({"learner": 3}, TypeError, "learner must be callable"),
+                ({"max_frame_per_traj": 3}, TypeError, "did you mean max_frames_per_traj"),
+                ({"total_frames": 3}, TypeError, "unknown arguments: total_frames"),
+                ({"device": "no"}, ValueError, "device"),
+            )
+        ),
+        ((["CartPole-v1"] * 2,), {}, TypeError, "tune needs the source of one environment"),
+        ((gymnasium.make("CartPole-v1"),), {}, TypeError, "is an existing environment"),
+        ((Linear(),), {}, TypeError, "the environment comes first"),
+        (("NoSuchEnv-v1",), {}, gymnasium.error.NameNotFound, "NoSuchEnv"),
+        ((partial(FaultyEnv, 0, ZeroDivisionError("no")),), {}, ZeroDivisionError, "no"),
+        (("Pendulum-v1", Linear(7)), {}, RuntimeError, "mat1 and mat2"),
     ],
-    ids=lambda change: str(change),
-)
-def test_wrong_arguments_are_reported_at_the_call(change, error, message):
+)  # fmt: skip
+def test_what_is_wrong_is_reported_at_the_call(arguments, change, error, message):
     with pytest.raises(error, match=message):
-        trawl.tune(NumberedEnv, **{**SMALL, **change})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ((["CartPole-v1"] * 2,), TypeError, "tune needs the source of one environment"),
-        ((gymnasium.make("CartPole-v1"),), TypeError, "is an existing environment"),
-        ((Linear(),), TypeError, "the environment comes first"),
-        (("NoSuchEnv-v1",), gymnasium.error.NameNotFound, "NoSuchEnv"),
-        ((lambda: FaultyEnv(at=0, fault=ZeroDivisionError("no")),), ZeroDivisionError, "no"),
-        (("Pendulum-v1", Linear(7)), RuntimeError, "mat1 and mat2"),
-    ],
-)
-def test_wrong_environments_and_policies_are_reported_at_the_call(arguments, error, message):
-    with pytest.raises(error, match=message):
-        trawl.tune(*arguments, **SMALL)
-
-
-def test_a_budget_too_small_for_a_batch_names_the_seconds_needed():
-    with pytest.raises(ValueError, match=r"budget must be at least \d+ seconds, but it is 4: one "):
-        # A billion frames: no machine collects them in time.
-        trawl.tune(NumberedEnv, frames_per_batch=10**9, **SMALL)
+        trawl.tune(*arguments, **{**SMALL, **change})
 
 
 def test_an_environment_that_takes_long_to_make_costs_budget_only(monkeypatch):
