@@ -187,13 +187,6 @@ def test_a_policy_reads_infos():
     assert evaluated(*command, "--episodes", 2)[0]["info_keys"] == ["action_mask"]
 
 
-@pytest.mark.long
-def test_infos_of_jax():
-    pytest.importorskip("gymnax")
-    frames = collected("gymnax:CartPole-v1", "--info-keys", "discount", *FRAMES)
-    assert (frames["next", "info", "discount"] == ~frames["next", "terminated"]).all()
-
-
 # --- what Minari is told
 
 
