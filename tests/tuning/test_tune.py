@@ -95,7 +95,7 @@ def test_a_policy_factory_makes_the_policies():
 def test_a_learner_gets_the_batches_and_one_worker_of_the_kinds_asked_for_is_tried(sync):
     sizes = set()
     options = {"frames_per_batch": 20, "learner": lambda batch: sizes.add(batch.numel())}
-    result = trawl.tune(NumberedEnv, sync=sync, **SMALL, **options)
+    result = trawl.tune(NumberedEnv, sync=sync, **{**SMALL, "budget": 2}, **options)
     assert sizes == {20}
     expected = {"one process, 1 env"}
     if sync is not False:
