@@ -49,6 +49,7 @@ class Basics:
             no passing test down.
         many: number of workers in the test of many workers.
         flood: number of messages that are sent at once; they are longer if there are fewer.
+        repeats: how often workers are ended in the same way.
     """
 
     isolated: bool = True
@@ -58,6 +59,7 @@ class Basics:
     patience: float = 300.0
     many: int = 16
     flood: int = 1500
+    repeats: int = 3
 
     #: Tests that a subclass leaves out, by name, with the ability that its backend lacks.
     left_out: ClassVar[dict[str, str]] = {}
@@ -224,7 +226,7 @@ class Lives(Basics):
 
     def test_an_end_at_once(self) -> None:
         """A worker can be killed or stopped right after its launch."""
-        for _ in range(3):
+        for _ in range(self.repeats):
             killed, stopped = self.launch(0), self.launch(1)
             killed.kill()
             stopped.stop()
@@ -238,7 +240,7 @@ class Lives(Basics):
         """An index can be launched again after each death, without an effect on other workers."""
         other = self.launch(1)
         seen = []
-        for i in range(4):
+        for i in range(self.repeats):
             worker = self.launch(0, Maker(i))
             assert worker not in seen
             seen.append(worker)
@@ -534,7 +536,7 @@ class Messages(Basics):
 
     def test_stop_in_the_middle_of_a_message(self) -> None:
         """A stop that meets a message in progress is not lost, and the death is expected."""
-        for _ in range(5):
+        for _ in range(self.repeats):
             worker = self.launch()
             assert self.ask(worker, "echo", 1) == 1
             worker.send(("echo", 2))

@@ -37,7 +37,7 @@ class TestForkServer(BackendConformance):
 
 class TestSpawn(Lives):
     # Each is a fresh interpreter.
-    many = 4
+    many = repeats = 2
 
     def new_backend(self):
         return ProcessBackend("spawn")
