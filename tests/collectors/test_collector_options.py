@@ -85,31 +85,20 @@ def test_a_fake_batch_is_processed_as_a_real_one():
     assert fake["next", "truncated"][:, 0].tolist() == [False] * 5 + [True]
 
 
-class Counting(gymnasium.Env):
-    """Its episodes have seven steps, which an entry counts that has the name of one of Trawl's."""
+class Indexed(NumberedEnv):
+    """Has an entry that has the name of one of Trawl's."""
 
-    observation_space = spaces.Dict(env_index=spaces.Discrete(5), x=spaces.Box(0, 9))
-    action_space = spaces.Discrete(2)
+    def __init__(self):
+        super().__init__(lengths=[7])
+        self.observation_space = spaces.Dict(env_index=spaces.Discrete(5), x=self.observation_space)
 
-    def reset(self, *, seed=None, options=None):
-        self.steps = 0
-        return self.shown(), {}
-
-    def shown(self):
-        return {"env_index": self.steps % 5, "x": np.full(1, self.steps, np.float32)}
-
-    def step(self, action):
-        self.steps += 1
-        return self.shown(), 0.0, False, self.steps == 7, {}
-
-
-def counting():
-    return GymEnv(Counting(), categorical_action_encoding=True)
+    def _observe(self):
+        return {"env_index": len(self.actions) % 5, "x": super()._observe()}
 
 
 MAKERS = [
-    (Collector, [counting] * 2, {}),
-    (MultiSyncCollector, [[counting]] * 2, {"start_method": "inline"}),
+    (Collector, [Indexed] * 2, {}),
+    (MultiSyncCollector, [[Indexed]] * 2, {"start_method": "inline"}),
 ]
 
 
@@ -118,16 +107,14 @@ MAKERS = [
 def test_an_observation_called_env_index_is_the_environments_own(made, source, more):
     options = {"frames_per_batch": 20, "total_frames": 20, **more}
     with made(source, None, set_truncated=True, **options) as collector:
-        ends = next(iter(collector))["next", "truncated"]
+        ends = next(iter(collector))["next", "done"]
     assert ends.reshape(2, 10).nonzero().tolist() == [[0, 6], [0, 9], [1, 6], [1, 9]]
     with made(source, None, split_trajs=True, **options) as collector:
-        assert (
-            next(iter(collector))["x"][:, :, 0].tolist()
-            == [[0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 0, 0, 0, 0]] * 2
-        )
+        pieces = next(iter(collector))["x"][..., 2]
+    assert pieces.tolist() == [[0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 0, 0, 0, 0]] * 2
     options |= {"total_frames": 40, "traj_format": "cat"}
     with made(source, None, trajs_per_batch=2, **options) as collector:
-        assert next(iter(collector))["x"][:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6] * 2
+        assert next(iter(collector))["x"][:, 2].tolist() == [0, 1, 2, 3, 4, 5, 6] * 2
 
 
 # --- resets, seeds and states
