@@ -45,8 +45,10 @@ class Masked(gymnasium.Env):
         self.where, self.form, self.action_space = where, form, SPACES[space]
         space = self.action_space
         self.binary = isinstance(space, spaces.MultiBinary)
-        several = isinstance(space, spaces.MultiDiscrete)
-        self.sizes = space.nvec if several else [1] * space.n if self.binary else [space.n]
+        if isinstance(space, spaces.MultiDiscrete):
+            self.sizes = space.nvec
+        else:
+            self.sizes = [1] * space.n if self.binary else [space.n]
         parts = {"position": spaces.Box(0, 100, (1,), np.float32)}
         if where == "obs":
             parts["action_mask"] = spaces.Box(0, 2, self.shaped(self.parts(0)).shape, np.int8)
@@ -114,19 +116,13 @@ class Maskable(Masked):
 
 
 class Anything(Masked):
-    """Allows all actions, and says so only in observations, if at all."""
-
-    def parts(self, steps):
-        return [np.ones(n, np.int8) for n in self.sizes]
+    """Allows all actions, and shows no mask."""
 
     def allows(self, action):
         return True
 
     def shown(self):
-        obs = {"position": np.array([self.steps], np.float32)}
-        return obs | (
-            {"action_mask": self.shaped(self.parts(0))} if self.where == "obs" else {}
-        ), {}
+        return {"position": np.array([self.steps], np.float32)}, {}
 
 
 def masked(where, space="discrete", form="flat"):
