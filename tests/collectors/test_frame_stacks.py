@@ -101,6 +101,21 @@ def test_the_parts_of_workers_share_memory() -> None:
     assert len(observation.frames) < 4 * 24 + 20
 
 
+@ON_KINDS
+def test_the_frame_of_zeros_is_written_in_used_memory(kind: str) -> None:
+    stack = FrameStack(SIZE, "zero")
+    with Collector(long(kind), frames_per_batch=300, frame_stack=stack) as collector:
+        addresses = set()
+        for _ in range(4):
+            batch = collector.next()
+            stacks = batch["observation"]
+            assert not stacks[batch["observation"][..., -1, 2] == 0][..., :-1, :].any()
+            addresses.add(stacks.frames.data_ptr())
+            stacks.frames.fill_(1)
+            del batch, stacks
+    assert len(addresses) < 4
+
+
 def tensors_of(**options: Any) -> int:
     """Returns the number of tensors that the constructor of a collector makes."""
     gc.collect()

@@ -219,13 +219,13 @@ def test_delivered_is_what_the_oracle_says(chosen) -> None:
     [("one", True), ("list", False), ("tensors_disabled", True), ("late_same_step", True)],
 )
 def test_batches_may_be_longer_than_a_chunk(face, compiled) -> None:
-    """A compiled policy reads stacks in both, too; the user writes into these."""
+    """A compiled policy reads stacks in both, too."""
     frames = 520 * len(Case(face).envs[0])
     options = Options(frames, frame_stack=3, padding="zero" if compiled else "reset")
     further: dict[str, Any] = {"storing_device": "cpu"}
     if compiled:
         further["compile_policy"] = {"backend": "eager"}
-    check(Case(face, options, further=further, written=compiled))
+    check(Case(face, options, further=further))
 
 
 @st.composite
