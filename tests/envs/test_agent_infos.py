@@ -63,24 +63,21 @@ def test_agents_that_are_not_there_have_blank_infos():
     assert batch["walker", "info", "n"][:, 0].flatten().tolist() == [4, 5, 6, 7, 3, 3]
 
 
-def test_each_group_has_infos_of_its_own():
-    keys = {"walker": {"place": None}, "flyer": ["height", "cost"]}
+def test_each_group_has_infos_of_its_own_under_the_keys_that_they_are_given():
+    keys = {
+        "walker": ["place", InfoKey(("place", "xy"), key="position")],
+        "flyer": {"height": None, ("cost",): None},
+    }
     batch = collect(make(keys, late=False))
-    assert set(batch["walker"].keys() & {"info"}) == {"info"}
-    places = batch["next", "walker", "info", "place", "xy"][:, 1]
-    assert places.tolist() == [[0, 0], *([t, -t] for t in range(2, 7))]
-    assert places.dtype is torch.int64
-    assert batch["next", "flyer", "info", "height"].dtype is torch.float32
+    for key in (("info", "place", "xy"), ("position",)):
+        places = batch[("next", "walker", *key)][:, 1]
+        assert places.tolist() == [[0, 0], *([t, -t] for t in range(2, 7))]
+        assert places.dtype is torch.int64
+    heights = batch["next", "flyer", "info", "height"]
+    assert heights.dtype is torch.float32
+    assert heights.flatten().tolist() == list(range(1, 7))
+    assert set(batch["walker", "info"].keys()) == {"place"}
     assert set(batch["flyer", "info"].keys()) == {"cost", "height"}
-
-
-def test_entries_of_nested_infos_have_the_keys_that_they_are_given():
-    keys = {"walker": [InfoKey(("place", "xy"), key="position")], "flyer": [("height",)]}
-    batch = collect(make(keys, late=False))
-    places = batch["next", "walker", "position"][:, 1]
-    assert places.tolist() == [[0, 0], *([t, -t] for t in range(2, 7))]
-    assert "info" not in batch["walker"].keys()  # noqa: SIM118
-    assert batch["next", "flyer", "info", "height"].flatten().tolist() == list(range(1, 7))
 
 
 def test_no_infos():

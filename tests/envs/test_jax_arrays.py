@@ -13,9 +13,21 @@ from gymnasium import spaces
 
 from trawl.envs import GymEnv, JaxEnv
 from trawl.envs.entries.spaces import SpaceCodec
+from trawl.extras.jax.arrays import giver
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32, torch.bool])
+def test_arguments_are_copies(dtype: torch.dtype) -> None:
+    """JAX may read them after the call that they were given to."""
+    tensor = torch.ones(4096, 2, dtype=dtype)
+    given = giver(torch.device("cpu"))(tensor)
+    assert not np.shares_memory(given, tensor.numpy())
+    assert given.dtype == {torch.int64: np.int32}.get(dtype, tensor.numpy().dtype)
+
+
 Pair = namedtuple("Pair", ["left", "right"])
 
 

@@ -121,9 +121,8 @@ class Remembering(Scripted):
         return action, state, 0.0, False, False
 
 
-@pytest.mark.parametrize("jit", [True, False])
-def test_the_environment_keeps_no_memory_of_the_batch(jit: bool) -> None:
-    env = JaxEnv(Remembering(), 64, jit=jit)
+def test_the_environment_keeps_no_memory_of_the_batch() -> None:
+    env = JaxEnv(Remembering(), 64)
     env.begin(None)
     # As in a batch: rows that a later batch overwrites, each aligned as JAX wants it.
     rows = torch.rand(3, 64, 2)

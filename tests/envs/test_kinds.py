@@ -292,6 +292,15 @@ import sys, gymnasium, trawl
 from trawl.envs.build import build_one, is_env
 from trawl.envs.batches.serial import batch_source, build_env
 build_env("CartPole-v1")
+def fail():
+    raise ValueError("no simulator")
+try:
+    # Threads leave no warnings to the driver, which would look for packages.
+    trawl.envs.ParallelEnv(2, fail, backend="thread")
+except ValueError as error:
+    assert "no simulator" in str(error), error
+else:
+    raise AssertionError("it was made")
 assert is_env(gymnasium.make("CartPole-v1")) and not is_env(build_env)
 assert "things" not in sys.modules, "it is loaded when it isn't needed"
 env = build_env(batch_source("thing:any", 3), {"step": 2, "info_keys": ["twice"]})
@@ -397,23 +406,6 @@ if __name__ == "__main__":
     found = packages.run(code, tmp_path / "site", things, here=tmp_path)
     assert found.count("a-broken") == 1
     assert "the adapter of an EnvKind must be a class or a function, but it is None" in found
-
-
-def test_threads_leave_no_warnings_to_the_driver(things: Path, tmp_path: Path) -> None:
-    code = """
-import sys
-from trawl.envs import ParallelEnv
-def fail():
-    raise ValueError("no simulator")
-try:
-    ParallelEnv(2, fail, backend="thread")
-except ValueError as error:
-    assert "no simulator" in str(error), error
-else:
-    raise AssertionError("it was made")
-assert "things" not in sys.modules, "it is loaded when it isn't needed"
-"""
-    packages.run(code, things, here=tmp_path)
 
 
 def test_no_warning_without_other_packages() -> None:

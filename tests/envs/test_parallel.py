@@ -400,7 +400,7 @@ def test_what_is_not_closed_ends_with_its_last_reference():
 def test_no_descriptor_is_left():
     ParallelEnv(2, NumberedEnv).close()
     gc.collect()
-    before, rounds = len(os.listdir("/proc/self/fd")), 8
+    before, rounds = len(os.listdir("/proc/self/fd")), 4
     for _ in range(rounds):
         env = ParallelEnv(2, NumberedEnv)
         env.rollout(3)
