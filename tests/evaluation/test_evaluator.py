@@ -192,16 +192,6 @@ def test_metrics_fn_sees_whole_trajectories(layout: str | None, backend: str) ->
     assert torch.allclose(totals, torch.from_numpy(result.episodes.returns))
 
 
-@pytest.mark.parametrize("returned", [3, None, [("spread", 1.0)]])
-def test_metrics_fn_must_return_a_dict(returned: Any) -> None:
-    with (
-        Evaluator(Walk, linear(), num_trajectories=1, metrics_fn=lambda _: returned) as evaluator,
-        pytest.raises(TypeError, match=r"metrics_fn must return a dict .* returned") as caught,
-    ):
-        evaluator.evaluate()
-    assert str(caught.value).endswith(f"returned {type(returned).__name__}: {returned!r}")
-
-
 def test_a_callback_gets_all_metrics() -> None:
     given: list[TensorDictBase] = []
     # A metric of metrics_fn replaces that of its name.
@@ -381,10 +371,21 @@ def test_wrong_arguments(error: Any, options: dict[str, Any], message: str) -> N
         Evaluator(arguments.pop("env"), **arguments)
 
 
-def test_a_missing_key_is_named() -> None:
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"reward_keys": "score"}, KeyError, "no 'score'; they have"),
+        ({"metrics_fn": lambda _: 3}, TypeError, "must return a dict .* returned int: 3$"),
+        ({"metrics_fn": lambda _: None}, TypeError, "must return a dict .* NoneType: None$"),
+        ({"metrics_fn": lambda _: [(1, 2)]}, TypeError, r"return a dict .* list: \[\(1, 2\)\]$"),
+    ],
+)
+def test_what_an_evaluation_lacks_is_told(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
     with (
-        Evaluator(Walk, linear(), num_trajectories=2, reward_keys="score") as evaluator,
-        pytest.raises(KeyError, match="no 'score'; they have"),
+        Evaluator(Walk, linear(), num_trajectories=2, **options) as evaluator,
+        pytest.raises(error, match=message),
     ):
         evaluator.evaluate()
 
