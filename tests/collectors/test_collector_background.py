@@ -167,7 +167,7 @@ CALLS = [
     lambda collector: collector.state_dict(),
     load_own_state,
     lambda collector: collector.update_policy_weights_(Chooser(2)),
-    lambda collector: [collector.set_seed(seed) for seed in range(20)],
+    lambda collector: [collector.set_seed(seed) for seed in range(10)],
     lambda collector: collector.reset(),
     lambda collector: collector.stats(),
     lambda collector: collector.map_fn("env.full_action_spec.clone"),
