@@ -250,6 +250,13 @@ def test_a_policy_that_fails_in_the_first_batch_leaves_nothing():
     assert os.listdir() == []
 
 
+def test_a_policy_that_leaves_the_program_is_an_error():
+    code, _, err = failing("leaves")
+    assert code == 2
+    assert "collection failed: SystemExit: enough" in err.splitlines()[-1]
+    assert len(load("d")) == 100
+
+
 @pytest.mark.parametrize(
     ("policy", "total", "code", "frames", "name"),
     [
