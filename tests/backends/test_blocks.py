@@ -10,13 +10,14 @@ from backend_parts import held_files
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trawl.backends.blocks import BlockAllocator
+from trawl.backends.memory import SharedMemory
 from trawl.backends.processes import backend as process
-from trawl.backends.processes.backend import BlockAllocator
 
 
 def test_a_thousand_blocks_take_few_descriptors():
     before = held_files()
-    blocks = BlockAllocator()
+    blocks = BlockAllocator(SharedMemory.new)
     kept = [blocks.allocate(100).buffer for _ in range(1000)]
     assert held_files() - before < 30
     for number, array in enumerate(kept):
@@ -25,7 +26,7 @@ def test_a_thousand_blocks_take_few_descriptors():
 
 
 def test_a_slot_is_taken_again_once_no_view_of_it_is_left():
-    blocks = BlockAllocator()
+    blocks = BlockAllocator(SharedMemory.new)
     block = blocks.allocate(100)
     file, offset, view = block.file, block.offset, block.buffer[3:7]
     view[:] = 9
@@ -43,7 +44,7 @@ def test_a_block_for_which_there_is_no_memory_leaves_its_slot_free(monkeypatch):
     def fail(fd, start, nbytes):
         raise MemoryError("none left")
 
-    allocator = BlockAllocator()
+    allocator = BlockAllocator(SharedMemory.new)
     file = allocator.allocate(100).file
     monkeypatch.setattr(process, "reserve", fail)
     for _ in range(2 * file.slots):
@@ -56,7 +57,7 @@ def test_a_block_for_which_there_is_no_memory_leaves_its_slot_free(monkeypatch):
 
 def test_files_are_closed_when_their_blocks_are_gone():
     before = held_files()
-    blocks = BlockAllocator()
+    blocks = BlockAllocator(SharedMemory.new)
     kept = [blocks.allocate(100) for _ in range(100)]
     last = kept[-1].buffer
     del kept, blocks
@@ -69,7 +70,7 @@ def test_files_are_closed_when_their_blocks_are_gone():
 
 def test_an_allocator_lets_go_of_files_that_are_not_in_use():
     before = held_files()
-    blocks = BlockAllocator()
+    blocks = BlockAllocator(SharedMemory.new)
     kept = [blocks.allocate(100) for _ in range(100)]
     several = held_files() - before
     del kept
@@ -80,7 +81,7 @@ def test_an_allocator_lets_go_of_files_that_are_not_in_use():
 @given(st.lists(st.one_of(st.sampled_from([0, 1, 5_000, 9_000]), st.none()), max_size=60))
 def test_blocks_never_overlap(steps):
     """Allocates a block of a size, or lets go of the oldest (None)."""
-    blocks, kept = BlockAllocator(), []
+    blocks, kept = BlockAllocator(SharedMemory.new), []
     for number, nbytes in enumerate(steps, 1):
         if nbytes is None:
             del kept[:1]
@@ -95,7 +96,7 @@ def test_blocks_never_overlap(steps):
 
 
 def test_several_threads_allocate_and_let_go():
-    blocks, failed = BlockAllocator(), []
+    blocks, failed = BlockAllocator(SharedMemory.new), []
 
     def work(number):
         for _ in range(300):

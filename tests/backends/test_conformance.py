@@ -3,6 +3,7 @@
 from backend_conformance import BackendConformance, Lives
 
 from trawl.backends import InlineBackend, ProcessBackend
+from trawl.backends.portable import PortableBackend
 from trawl.backends.thread import ThreadBackend
 from trawl.extras.clusters.launching.launch import LaunchPlan, LocalLauncher
 from trawl.extras.clusters.network import backend
@@ -41,6 +42,14 @@ class TestSpawn(Lives):
 
     def new_backend(self):
         return ProcessBackend("spawn")
+
+
+class TestPortable(BackendConformance):
+    # Each is a fresh interpreter.
+    many = 4
+
+    def new_backend(self):
+        return PortableBackend()
 
 
 class TestNetwork(BackendConformance):

@@ -38,7 +38,6 @@ from typing_extensions import override
 
 from trawl.backends.failure import Failure
 from trawl.backends.processes.payload import Package
-from trawl.checks import require_linux
 from trawl.memory import PrivateMemory
 
 
@@ -318,7 +317,6 @@ class OwningBackend(Backend):
     isolated = True
 
     def __init__(self) -> None:
-        require_linux("workers in other processes")
         self._living: set[Any] = set()
         self._owner = os.getpid()
 

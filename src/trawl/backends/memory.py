@@ -51,6 +51,19 @@ class SharedMemory:
         os.ftruncate(fd, max(nbytes, 1))
         return cls(fd, nbytes)
 
+    def reserve(self, start: int, nbytes: int) -> None:
+        """Makes sure that there is memory for a range, if :func:`populate` could not tell.
+
+        Raises:
+            MemoryError: if the system has no memory for the range.
+        """
+        if CAN_POPULATE:
+            return
+        try:
+            os.posix_fallocate(self.fd, start, nbytes)
+        except OSError as error:
+            raise _no_memory(nbytes) from error
+
     def __reduce__(self) -> tuple[Any, ...]:
         # A process that is being started gets the descriptor at once. Other processes request it.
         return _received, (reduction.DupFd(self.fd), self.nbytes)
@@ -109,20 +122,6 @@ def populate(memory: mmap.mmap, start: int, stop: int) -> None:
         memory.madvise(_POPULATE_WRITE, first, stop - first)
     except OSError as error:
         raise _no_memory(stop - start) from error
-
-
-def reserve(fd: int, start: int, nbytes: int) -> None:
-    """Makes sure that a file has memory for a range, if :func:`populate` could not tell.
-
-    Raises:
-        MemoryError: if the system has no memory for the range.
-    """
-    if CAN_POPULATE:
-        return
-    try:
-        os.posix_fallocate(fd, start, nbytes)
-    except OSError as error:
-        raise _no_memory(nbytes) from error
 
 
 def _no_memory(nbytes: int) -> MemoryError:

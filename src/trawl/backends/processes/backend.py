@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import mmap
-import multiprocessing
 import os
 import selectors
 import signal
-import sys
 import time
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,12 +17,15 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from trawl.backends.base import Death, Event, Failed, MakeService, Message, OwningBackend, Worker
+from trawl.backends.blocks import BlockAllocator, SharedBlock
 from trawl.backends.failure import Failure
 from trawl.backends.ipc import Closed, IpcConnection, connection_pair
-from trawl.backends.memory import SharedMemory, reserve
+from trawl.backends.memory import SharedMemory
 from trawl.backends.processes.handle import ServerHandle
+from trawl.backends.processes.loop import Surroundings, explain
 from trawl.backends.processes.payload import Package, SpawnPayload
 from trawl.backends.processes.worker import INTERRUPTION_BYTES
+from trawl.checks import require_linux
 
 START_METHODS = ("forkserver", "spawn")
 _BOTH = selectors.EVENT_READ | selectors.EVENT_WRITE
@@ -44,6 +43,7 @@ class ProcessBackend(OwningBackend):
     _living: set[ProcessWorker]
 
     def __init__(self, start_method: str = "forkserver") -> None:
+        require_linux("workers in other processes")
         super().__init__()
         if start_method not in START_METHODS:
             raise ValueError(
@@ -53,7 +53,7 @@ class ProcessBackend(OwningBackend):
         self._selector = selectors.EpollSelector()
         # Events stay here if an exception, such as KeyboardInterrupt, ends the wait for more.
         self._events: list[Event] = []
-        self._blocks = BlockAllocator()
+        self._blocks = BlockAllocator(SharedMemory.new)
 
     @override
     def launch(self, index: int, make: MakeService) -> ProcessWorker:
@@ -76,10 +76,7 @@ class ProcessBackend(OwningBackend):
         self._selector.register(connection, selectors.EVENT_READ, worker)
         if handle is not None:
             self._selector.register(handle, selectors.EVENT_READ, worker)
-        # Objects of multiprocessing in the worker authenticate themselves with this process's key.
-        key = bytes(multiprocessing.current_process().authkey)
-        here = (index, list(sys.path), dict(os.environ), _directory(), list(sys.argv), key)
-        worker.post((*here, payload.data), payload.fds)
+        worker.post((Surroundings.here(), index, payload.data), payload.fds)
         return worker
 
     @override
@@ -290,138 +287,3 @@ class ProcessWorker(Worker):
                 os.kill(self.pid, signum)
             else:
                 signal.pidfd_send_signal(self.handle, signum)
-
-
-def _directory() -> str | None:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return None
-
-
-def explain(status: int | None) -> str:
-    """Describes the exit status of a process, as the end of a sentence."""
-    if status is None:
-        return "ended together with the process that started it"
-    if status >= 0:
-        return f"exited with status {status}"
-    try:
-        return f"was killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"was killed by signal {-status}"
-
-
-_PAGE = mmap.PAGESIZE
-_FEWEST_SLOTS = 4
-_MOST_BYTES = 256 << 20  # limit for a file that has more than one slot
-
-
-class BlockAllocator:
-    """Allocates blocks of shared memory. Blocks of the same size share files.
-
-    Examples:
-        >>> blocks = BlockAllocator()
-        >>> one, other = blocks.allocate(100), blocks.allocate(100)
-        >>> one.file is other.file
-        True
-    """
-
-    def __init__(self) -> None:
-        self._files: dict[int, list[BlockFile]] = {}
-
-    def allocate(self, nbytes: int) -> SharedBlock:
-        """Returns a block of zeros, whose size is ``nbytes`` rounded up to whole pages.
-
-        Raises:
-            MemoryError: if the system has no memory for it. Linux since 5.14 can't tell yet; then
-                :func:`trawl.backends.memory.populate` raises the error.
-        """
-        size = -(-max(nbytes, 1) // _PAGE) * _PAGE
-        files = self._files.setdefault(size, [])
-        # Iterates over a copy, because blocks that are freed meanwhile may change the list.
-        for file in reversed(files.copy()):
-            if (block := file.allocate_slot()) is not None:
-                return block
-        slots = max(_FEWEST_SLOTS, sum(file.slots for file in files))
-        files.append(BlockFile(size, max(1, min(slots, _MOST_BYTES // size)), files))
-        return self.allocate(nbytes)
-
-
-class BlockFile:
-    """A piece of anonymous memory that is divided into slots of one size.
-
-    Args:
-        size: size of a slot in bytes, a multiple of the page size.
-        slots: number of slots.
-        siblings: the files of this size, the newest last. When an older file is no longer in use,
-            it is removed from this list and thereby freed.
-
-    Attributes:
-        number: number that identifies the file within this process.
-        memory: the shared memory that contains the slots.
-    """
-
-    _numbers = itertools.count()
-
-    def __init__(self, size: int, slots: int, siblings: list[BlockFile]) -> None:
-        self.number = next(self._numbers)
-        self.slots = slots
-        self.memory = SharedMemory.new(size * slots)
-        self._size = size
-        self._siblings = siblings
-        self._free = deque(range(slots))
-
-    def allocate_slot(self) -> SharedBlock | None:
-        """Returns a free slot as a block, or None if all are in use.
-
-        Raises:
-            MemoryError: if the system has no memory for the block.
-        """
-        try:
-            slot = self._free.popleft()
-        except IndexError:
-            return None
-        offset = slot * self._size
-        try:
-            reserve(self.memory.fd, offset, self._size)
-        except MemoryError:
-            self._free.append(slot)
-            raise
-        array = np.frombuffer(self.memory.buffer, np.uint8, self._size, offset)
-        # Every view of the block keeps this array alive.
-        weakref.finalize(array, self._release, slot).atexit = False
-        return SharedBlock(self, offset, array)
-
-    def _release(self, slot: int) -> None:
-        # May run in any thread at any time, so each of these operations is atomic.
-        _clear(self.memory.buffer, slot * self._size, self._size)
-        self._free.append(slot)
-        files = self._siblings
-        if len(self._free) == self.slots and files[-1] is not self:
-            with contextlib.suppress(ValueError):  # another thread removed it
-                files.remove(self)
-
-
-class SharedBlock:
-    """A block of shared memory.
-
-    Attributes:
-        file: the file that contains the block.
-        offset: offset of the block in the file, in bytes.
-        buffer: the memory of the block. When nothing refers to this array any more, the slot is
-            free again.
-    """
-
-    def __init__(self, file: BlockFile, offset: int, buffer: NDArray[np.uint8]) -> None:
-        self.file = file
-        self.offset = offset
-        self.buffer = buffer
-
-
-def _clear(memory: Any, offset: int, size: int) -> None:
-    """Gives the pages back to the system. Afterwards, they read as zeros."""
-    try:
-        memory.madvise(mmap.MADV_REMOVE, offset, size)
-    except (AttributeError, OSError):
-        # There is no MADV_REMOVE, or the file system can't punch holes into files.
-        np.frombuffer(memory, np.uint8, size, offset)[:] = 0

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from trawl.backends.ipc import Closed, connection_pair
 from trawl.backends.processes import server
+from trawl.backends.processes.loop import interpreter_command
 
 # Maximum memory of a process that is forked to make the server. The forked server keeps the memory.
 # Beyond this limit, the faster start is not worth the memory.
@@ -268,7 +269,7 @@ def _started(fd: int, spawn: bool) -> subprocess.Popen[bytes]:
         "from trawl.backends.processes.server import serve; "
         f"serve({fd}, {os.getpid()}, spawn={spawn}, preload={preload!r})"
     )
-    return subprocess.Popen(server.command(code), stdin=subprocess.DEVNULL, pass_fds=[fd])
+    return subprocess.Popen(interpreter_command(code), stdin=subprocess.DEVNULL, pass_fds=[fd])
 
 
 def _preloaded() -> tuple[str, ...]:

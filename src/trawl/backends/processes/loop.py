@@ -5,6 +5,8 @@ from __future__ import annotations
 import _thread
 import contextlib
 import ctypes
+import itertools
+import multiprocessing
 import os
 import signal
 import sys
@@ -12,6 +14,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 from typing_extensions import override
@@ -337,3 +340,65 @@ def leave(status: int) -> NoReturn:
         with contextlib.suppress(Exception):
             stream.flush()
     os._exit(status)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a worker's process has in common with the driver's.
+
+    Attributes:
+        path: the places of modules.
+        arguments: the command's arguments.
+        environ: the environment variables.
+        directory: the current directory; None if it has been removed.
+        key: key with which objects of ``multiprocessing`` authenticate themselves.
+    """
+
+    path: list[str]
+    arguments: list[str]
+    environ: dict[str, str]
+    directory: str | None
+    key: bytes
+
+    @classmethod
+    def here(cls) -> Surroundings:
+        """Returns those of this process."""
+        try:
+            directory = os.getcwd()
+        except FileNotFoundError:
+            directory = None
+        key = bytes(multiprocessing.current_process().authkey)
+        return cls(list(sys.path), list(sys.argv), dict(os.environ), directory, key)
+
+    def restore(self) -> None:
+        """Takes them over in this process."""
+        multiprocessing.current_process().authkey = self.key
+        sys.path[:], sys.argv[:] = self.path, self.arguments
+        os.environ.clear()
+        os.environ.update(self.environ)
+        if self.directory is not None:
+            # The driver's directory may be one that this process has no permission to enter.
+            with contextlib.suppress(OSError):
+                os.chdir(self.directory)
+
+
+def interpreter_command(code: str) -> list[str]:
+    """Returns the command line that runs ``code`` in an interpreter like this one."""
+    from multiprocessing.spawn import get_command_line
+
+    # The options of this interpreter, up to the code that multiprocessing would run.
+    options = itertools.takewhile(lambda option: option != "-c", get_command_line()[1:])
+    path = f"import sys; sys.path[:] = {sys.path!r}; "
+    return [sys.executable, *options, "-c", path + code]
+
+
+def explain(status: int | None) -> str:
+    """Describes the exit status of a process, as the end of a sentence."""
+    if status is None:
+        return "ended together with the process that started it"
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import itertools
 import os
 import select
 import signal
@@ -22,6 +21,7 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 from trawl.backends.ipc import Closed, IpcConnection
+from trawl.backends.processes.loop import interpreter_command
 from trawl.backends.processes.title import set_title
 
 # Modules that a worker needs and that take long to import.
@@ -183,17 +183,7 @@ def _execute(fds: list[int]) -> NoReturn:
     for fd in fds:
         os.set_inheritable(fd, True)
     code = f"from trawl.backends.processes.worker import run; run({fds[0]}, {fds[1]})"
-    os.execv(sys.executable, command(code))
-
-
-def command(code: str) -> list[str]:
-    """Returns the command line that runs ``code`` in an interpreter like this one."""
-    from multiprocessing.spawn import get_command_line
-
-    # The options of this interpreter, up to the code that multiprocessing would run.
-    options = itertools.takewhile(lambda option: option != "-c", get_command_line()[1:])
-    path = f"import sys; sys.path[:] = {sys.path!r}; "
-    return [sys.executable, *options, "-c", path + code]
+    os.execv(sys.executable, interpreter_command(code))
 
 
 def _prctl(option: int, value: int) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import multiprocessing
 import os
 import select
 import signal
 import socket
-import sys
 from functools import partial
 from typing import Any, NoReturn
 
@@ -63,17 +61,9 @@ class _ProcessPort(WorkerLoop):
 
     @override
     def make_service(self) -> Service:
-        (index, path, environ, directory, arguments, key, data), fds = self._connection.receive()
-        multiprocessing.current_process().authkey = key
+        (surroundings, index, data), fds = self._connection.receive()
         set_title(f"trawl worker {index}")
-        sys.path[:] = path
-        sys.argv[:] = arguments
-        os.environ.clear()
-        os.environ.update(environ)
-        if directory is not None:
-            # The parent's directory may be one that this process has no permission to enter.
-            with contextlib.suppress(OSError):
-                os.chdir(directory)
+        surroundings.restore()
         service: Service = unpack(data, fds)(self)
         return service
 

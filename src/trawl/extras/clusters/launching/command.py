@@ -23,8 +23,7 @@ from typing import IO, Any
 
 from typing_extensions import override
 
-from trawl.backends.processes.backend import explain
-from trawl.backends.processes.loop import leave
+from trawl.backends.processes.loop import explain, leave
 from trawl.errors import WorkerDied
 from trawl.extras.clusters.launching.authentication import read_private, write_private
 from trawl.extras.clusters.launching.launch import Ended, Launcher, Process

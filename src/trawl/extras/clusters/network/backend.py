@@ -22,6 +22,7 @@ from typing_extensions import override
 from trawl.backends.base import Death, Event, Failed, MakeService, Message, OwningBackend, Worker
 from trawl.backends.failure import Failure
 from trawl.backends.processes.payload import packed
+from trawl.checks import require_linux
 from trawl.extras.clusters.launching.authentication import (
     KEY_BYTES,
     AuthenticationError,
@@ -76,6 +77,7 @@ class RemoteBackend(OwningBackend):
         timeout: float = 300.0,
         link_timeout: float | None = None,
     ) -> None:
+        require_linux("workers in other processes")
         super().__init__()
         self.launcher = plan.launcher
         self._secret = os.urandom(KEY_BYTES) if plan.secret is None else plan.secret

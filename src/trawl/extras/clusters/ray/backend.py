@@ -24,6 +24,7 @@ from typing_extensions import override
 from trawl.backends.base import Death, Event, Failed, MakeService, Message, OwningBackend, Worker
 from trawl.backends.failure import Failure
 from trawl.backends.processes.payload import Package
+from trawl.checks import require_linux
 from trawl.extras.clusters.launching.authentication import KEY_BYTES
 from trawl.extras.clusters.network.control import REQUESTS, ControlConnection
 from trawl.extras.clusters.network.frames import (
@@ -90,6 +91,7 @@ class RayBackend(OwningBackend):
         self._listener: Listener | None = None
         self._launches = itertools.count()
         # Last, because `__del__` must not do anything if this constructor has failed.
+        require_linux("workers in other processes")
         super().__init__()
 
     def options(self, index: int) -> dict[str, Any]:

@@ -1,0 +1,503 @@
+"""Workers in local processes on any system, through Python's standard library alone.
+
+Each worker is a fresh interpreter. Messages are pickles in a pipe of ``multiprocessing``; memory is
+shared under a name (``multiprocessing.shared_memory``). A second pipe tells each side that the
+other one has ended: the system closes it however a process ends.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.shared_memory import SharedMemory
+from queue import SimpleQueue
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from trawl.backends.base import (
+    Death,
+    Event,
+    Failed,
+    MakeService,
+    Message,
+    OwningBackend,
+    Service,
+    Worker,
+)
+from trawl.backends.blocks import BlockAllocator, SharedBlock
+from trawl.backends.failure import Failure
+from trawl.backends.processes.loop import (
+    NOTHING,
+    Breaker,
+    Stopped,
+    Surroundings,
+    WorkerLoop,
+    explain,
+    interpreter_command,
+    leave,
+)
+from trawl.backends.processes.payload import packed
+
+_WINDOWS = os.name == "nt"
+# Bytes of the number with which a worker's work is interrupted.
+_NUMBER_BYTES = 64
+# Seconds between two looks at processes: a process that a worker forked may hold its pipes open.
+_LOOK = 1.0
+# Seconds that a worker has to close its service once the driver is gone.
+_CLOSING = 5.0
+_STOP = b"stop"
+
+
+class PortableBackend(OwningBackend):
+    """Backend whose workers are local processes, on any system.
+
+    A worker takes as long to start as Python takes to import torch.
+    """
+
+    shares_memory = True
+    _living: set[PortableWorker]
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Events stay here if an exception, such as KeyboardInterrupt, ends the wait for more.
+        self._events: list[Event] = []
+        self._blocks = BlockAllocator(NamedMemory.new)
+
+    @override
+    def launch(self, index: int, make: MakeService) -> PortableWorker:
+        self._check_open()
+        worker = PortableWorker(index, packed(make))
+        self._living.add(worker)
+        return worker
+
+    @override
+    def wait(self, timeout: float | None = None) -> list[Event]:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._events:
+            if not self._living:
+                if timeout is None:
+                    raise RuntimeError("there is no worker to wait for")
+                break
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            self._receive_all(left)
+            # If this process was suspended, only a look after the deadline finds what has come.
+            if left == 0:
+                break
+        events, self._events = self._events, []
+        return events
+
+    def _receive_all(self, timeout: float | None) -> None:
+        pipes = {pipe: worker for worker in self._living for pipe in worker.pipes}
+        ready = wait(list(pipes), _LOOK if timeout is None else min(timeout, _LOOK))
+        for worker in {pipes[pipe]: None for pipe in ready}:  # type: ignore[index]
+            if worker.life not in ready:
+                self._receive(worker)
+        for worker in list(self._living):
+            if worker.life in ready or worker.process.poll() is not None:
+                self._remove(worker)
+
+    def _receive(self, worker: PortableWorker) -> bool:
+        """Receives a message if there is one; returns True if there may be more."""
+        try:
+            if not worker.connection.poll():
+                return False
+            verb, content = pickle.loads(worker.connection.recv_bytes())
+        except (EOFError, OSError):
+            worker.pipes.remove(worker.connection)
+            return False
+        except KeyboardInterrupt:
+            # The message may be lost, so the worker is killed. Its replacement gets the unanswered
+            # requests.
+            worker.kill()
+            raise
+        except Exception as error:
+            # The message can't be unpickled. Messages of other workers must not be lost.
+            self._events.append(Failed(worker, Failure.of(error)))
+            worker.kill()
+            return False
+        self._events.append((Failed if verb == "failed" else Message)(worker, content))
+        return True
+
+    def _remove(self, worker: PortableWorker) -> None:
+        """Receives the last messages of a dead worker, and queues its death."""
+        self._living.discard(worker)
+        while worker.connection in worker.pipes and self._receive(worker):
+            pass
+        status = worker.close()
+        expected = worker.told_to_stop and status in (0, -signal.SIGTERM)
+        self._events.append(Death(worker, explain(status), expected))
+
+    @override
+    def allocate(self, nbytes: int) -> SharedBlock:
+        return self._blocks.allocate(nbytes)
+
+    @override
+    def _end(self, first: bool) -> None:
+        while self._living:
+            self._receive_all(None)
+        self._events.clear()
+
+
+class PortableWorker(Worker):
+    """Worker in a local process.
+
+    Args:
+        index: number of the worker.
+        program: the pickled maker of its service.
+
+    Attributes:
+        process: the process.
+        connection: pipe for messages.
+        life: pipe that is closed when the process ends.
+        pipes: the pipes from which something may come.
+        told_to_stop: True if :meth:`stop` was called.
+    """
+
+    def __init__(self, index: int, program: bytes) -> None:
+        self.index = index
+        self.told_to_stop = False
+        self._owner = os.getpid()
+        self._memory: dict[int, tuple[str, NDArray[np.uint8]]] = {}
+        self._blocks_of: Counter[str] = Counter()
+        self._interruptions = NamedMemory.new(_NUMBER_BYTES)
+        self._number = np.frombuffer(self._interruptions.buffer, dtype=np.int64)
+        self.connection, theirs = Pipe()
+        self.life, their_life = Pipe()
+        self.pipes = [self.connection, self.life]
+        with theirs, their_life:
+            self.process = _started(theirs, their_life, self._interruptions.name)
+        self._outbox = _Outbox(self.connection)
+        self._outbox.put((Surroundings.here(), program))
+        weakref.finalize(self, _hang_up, self.life, self._owner)
+
+    @override
+    def send(self, content: Any) -> None:
+        self._post("message", content)
+
+    @override
+    def share(self, name: int, memory: SharedBlock) -> None:
+        self.forget(name)
+        file: NamedMemory = memory.file.memory
+        self._post("share", name, file.name, file.nbytes, memory.offset, memory.buffer.nbytes)
+        self._memory[name] = file.name, memory.buffer
+        self._blocks_of[file.name] += 1
+
+    @override
+    def forget(self, name: int) -> None:
+        if name not in self._memory:
+            return
+        file, _ = self._memory.pop(name)
+        self._blocks_of[file] -= 1
+        self._post("forget", name, None if self._blocks_of[file] else file)
+
+    @override
+    def interrupt(self, number: int) -> None:
+        self._number[0] = number
+
+    @override
+    def stop(self) -> None:
+        self.told_to_stop = True
+        self._post("stop")
+        if self._owner == os.getpid():
+            with contextlib.suppress(OSError):
+                self.life.send_bytes(_STOP)
+
+    @override
+    def kill(self) -> None:
+        if self._owner == os.getpid():
+            self.process.kill()
+
+    def close(self) -> int:
+        """Releases the resources of a process that has ended; returns its exit status."""
+        status: int = self.process.wait()
+        self._outbox.close()
+        self.life.close()
+        self._memory.clear()
+        return status
+
+    def _post(self, *content: Any) -> None:
+        # A copy of the worker in a forked process does not own it.
+        if self._owner == os.getpid():
+            self._outbox.put(content)
+
+
+class _Outbox:
+    """Sends messages in a thread of its own: a pipe may have no room while the worker is busy."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._queue: SimpleQueue[bytes | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._send_all, name="trawl outbox", daemon=True)
+        self._thread.start()
+
+    def put(self, content: Any) -> None:
+        """Sends a message; raises any error of pickling."""
+        self._queue.put(pickle.dumps(content, pickle.HIGHEST_PROTOCOL))
+
+    def close(self) -> None:
+        """Drops what has not been sent. The other side must have ended."""
+        self._queue.put(None)
+        # A process that the worker forked may hold the pipe open, and reads nothing.
+        self._thread.join(_LOOK)
+        if not self._thread.is_alive():
+            self._connection.close()
+
+    def _send_all(self) -> None:
+        with contextlib.suppress(OSError):
+            while (data := self._queue.get()) is not None:
+                self._connection.send_bytes(data)
+
+
+def _hang_up(life: Connection, owner: int) -> None:
+    # The worker ends by itself when this pipe is closed.
+    if owner == os.getpid():
+        life.close()
+
+
+def _started(connection: Connection, life: Connection, number: str) -> Any:
+    """Starts the process of a worker, which inherits its ends of two pipes."""
+    handles = [connection.fileno(), life.fileno()]
+    command = interpreter_command(
+        f"from trawl.backends.portable import run; run({handles}, {number!r})"
+    )
+    options: dict[str, Any]
+    if sys.platform == "win32":
+        startup = subprocess.STARTUPINFO()
+        startup.lpAttributeList = {"handle_list": handles}
+        for handle in handles:
+            os.set_handle_inheritable(handle, True)
+        # Ctrl-C is for the driver alone.
+        group = subprocess.CREATE_NEW_PROCESS_GROUP
+        options = {"startupinfo": startup, "creationflags": group, "close_fds": True}
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, **options)
+    # Ctrl-C would end the worker while it starts.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=handles)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+# --- in the worker
+
+
+def run(handles: Sequence[int], number: str) -> NoReturn:
+    """Runs a worker to its end, and then ends this process.
+
+    Args:
+        handles: handles of its ends of the pipes for messages and for the other side's end.
+        number: name of the memory to which the driver writes interruptions.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if not _WINDOWS:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        for handle in handles:
+            os.set_inheritable(handle, False)
+    connection, life = (_pipe(handle) for handle in handles)
+    port = _Port(connection, NamedMemory(number, _NUMBER_BYTES))
+    with port.stoppable():
+        threading.Thread(target=_watch, args=(life,), daemon=True).start()
+        failure = port.run()
+        if failure is not None:
+            with contextlib.suppress(Stopped):
+                port.send_event("failed", failure)
+        leave(0 if failure is None else 1)
+
+
+def _pipe(handle: int) -> Connection:
+    if sys.platform == "win32":
+        from multiprocessing.connection import PipeConnection
+
+        return PipeConnection(handle)
+    return Connection(handle)
+
+
+def _watch(life: Connection) -> None:
+    """Stops this process's work when the driver asks for it; ends it if the driver is gone."""
+    try:
+        while True:
+            life.recv_bytes()
+            _abort()
+    except (EOFError, OSError):
+        _abort()
+        time.sleep(_CLOSING)
+        os._exit(1)
+
+
+def _abort() -> None:
+    if _WINDOWS:
+        _thread.interrupt_main(signal.SIGTERM)
+    else:
+        # Unlike the function for all systems, it ends a wait of the main thread, too.
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+
+class _Port(WorkerLoop):
+    def __init__(self, connection: Connection, number: NamedMemory) -> None:
+        super().__init__(Breaker())
+        self._pid = os.getpid()
+        self._connection = connection
+        self._number = np.frombuffer(number.buffer, dtype=np.int64)
+        self._files: dict[str, NamedMemory] = {}
+        # By name, the file that contains a piece of memory, its offset there and its size.
+        self._memory: dict[int, tuple[NamedMemory, int, int]] = {}
+        # A signal alone does not end a wait for messages.
+        self._bell, ringer = Pipe(duplex=False)
+        self._breaker.wake = lambda: ringer.send_bytes(b"")
+
+    @override
+    def make_service(self) -> Service:
+        surroundings, program = pickle.loads(self._connection.recv_bytes())
+        surroundings.restore()
+        service: Service = pickle.loads(program)(self)
+        return service
+
+    @override
+    def next_message(self, wait: bool) -> Any:
+        while self._something_came(wait):
+            if self._breaker.stopping:
+                raise Stopped
+            try:
+                verb, *content = pickle.loads(self._connection.recv_bytes())
+            except (EOFError, ConnectionError):
+                raise Stopped from None
+            if verb == "share":
+                name, file, size, offset, nbytes = content
+                if file not in self._files:
+                    self._files[file] = NamedMemory(file, size)
+                self._memory[name] = self._files[file], offset, nbytes
+            elif verb == "forget":
+                name, file = content
+                self._memory.pop(name, None)
+                self._files.pop(file, None)
+            elif verb == "stop":
+                # The signal also stops the worker, but other code may have caught the exception
+                # that the signal raised.
+                raise Stopped
+            else:
+                return content[0]
+        return NOTHING
+
+    def _something_came(self, waits: bool) -> bool:
+        return bool(wait([self._connection, self._bell], None if waits else 0))
+
+    def send_event(self, verb: str, content: Any) -> None:
+        """Sends a message; ends the worker if the driver is gone."""
+        if os.getpid() != self._pid:
+            # An environment forked this process, and the copy goes on as if it were the worker.
+            os._exit(1)
+        data = pickle.dumps((verb, content), pickle.HIGHEST_PROTOCOL)
+        try:
+            self._connection.send_bytes(data)
+        except ConnectionError:
+            raise Stopped from None
+
+    @override
+    def send(self, content: Any) -> None:
+        # Half a message would make no sense to the driver.
+        with self.undisturbed():
+            self.send_event("message", content)
+
+    @override
+    def memory(self, name: int) -> memoryview:
+        file, offset, nbytes = self._memory[name]
+        return memoryview(file.buffer)[offset : offset + nbytes]
+
+    @override
+    def interrupted(self) -> int:
+        return int(self._number[0])
+
+
+# --- memory
+
+
+class NamedMemory:
+    """Shared memory that processes find by its name.
+
+    Args:
+        name: name of existing memory.
+        nbytes: size of the memory in bytes.
+
+    Attributes:
+        buffer: the memory, initially filled with zeros.
+    """
+
+    # Memory of which views were left when its object was freed. Views keep it mapped.
+    _left: list[_Segment] = []  # noqa: RUF012 - of all instances
+
+    def __init__(self, name: str, nbytes: int) -> None:
+        with _not_tracked():
+            segment = _Segment(name)
+        self._hold(segment, nbytes, owns=False)
+
+    @classmethod
+    def new(cls, nbytes: int) -> NamedMemory:
+        """Allocates new memory, whose name is gone once this object is freed."""
+        memory = cls.__new__(cls)
+        memory._hold(_Segment(create=True, size=max(nbytes, 1)), nbytes, owns=True)
+        return memory
+
+    def reserve(self, start: int, nbytes: int) -> None:
+        """Does nothing: the system takes the memory when it is written."""
+
+    def _hold(self, segment: _Segment, nbytes: int, owns: bool) -> None:
+        self.name, self.nbytes = segment.name, nbytes
+        assert segment.buf is not None
+        self.buffer = segment.buf[: max(nbytes, 1)]
+        owner = os.getpid() if owns else None
+        weakref.finalize(self, self._release, segment, self.buffer, owner)
+
+    @classmethod
+    def _release(cls, segment: _Segment, buffer: memoryview, owner: int | None) -> None:
+        if owner == os.getpid():
+            with contextlib.suppress(FileNotFoundError):
+                segment.unlink()
+        cls._left.append(segment)
+        with contextlib.suppress(BufferError):
+            buffer.release()
+        cls._left[:] = [one for one in cls._left if not one.closed()]
+
+
+class _Segment(SharedMemory):
+    """Memory that stays mapped while there are views of it."""
+
+    def closed(self) -> bool:
+        """Closes it if there are no views; returns True if it is closed."""
+        try:
+            super().close()
+        except BufferError:
+            return False
+        return True
+
+    @override
+    def close(self) -> None:
+        self.closed()
+
+
+@contextlib.contextmanager
+def _not_tracked() -> Iterator[None]:
+    """Context in which memory is found without becoming this process's own.
+
+    Otherwise, its name would be removed when this process ends.
+    """
+    before = resource_tracker.register
+    resource_tracker.register = lambda *_: None
+    try:
+        yield
+    finally:
+        resource_tracker.register = before
