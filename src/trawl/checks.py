@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -67,6 +68,11 @@ def did_you_mean(unknown: Iterable[str], known: Iterable[str], count: int = 2) -
     close = [get_close_matches(name.lower(), by_lower, count) for name in unknown]
     found = [by_lower[name] for names in close for name in names]
     return f"; did you mean {' or '.join(found)}?" if found else ""
+
+
+def is_portable() -> bool:
+    """True if only what all systems have may be used: outside Linux, or if the user asks for it."""
+    return sys.platform != "linux" or os.environ.get("TRAWL_PORTABLE") == "1"
 
 
 def require_linux(what: str) -> None:

@@ -46,7 +46,11 @@ def test_places_are_backends_of_a_collector() -> None:
 @pytest.mark.parametrize(
     ("place", "error", "text"),
     [
-        ("fork", ValueError, "start_method must be one of 'forkserver', 'spawn', 'inline', or a "),
+        (
+            "fork",
+            ValueError,
+            "start_method must be one of 'forkserver', 'spawn', 'inline', 'por",
+        ),
         (3, TypeError, "start_method must be the name of a place, or a function"),
         (dict, TypeError, "a place must make a Backend, but <class 'dict'> made {}"),
     ],
@@ -80,4 +84,4 @@ for name in ("here", "broken", "there"):
     assert "torch.Size([20])" in found
     assert "BrokenEntry the entry point broken = 'places:missing' of trawl.places" in found
     assert "unknown backend 'there': the backends are 'direct', " in found
-    assert "'inline', 'here', 'broken'" in found
+    assert "'portable', 'here', 'broken'" in found

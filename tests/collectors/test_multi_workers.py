@@ -186,7 +186,7 @@ WRONG: list[tuple[dict[str, Any], Any, str]] = [
     ({"prefetch": 2}, ValueError, r"prefetch must be 0 or 1, but it is 2"),
     ({"prefetch": True}, ValueError, r"prefetch must be 0 or 1, but it is True"),
     ({"prefetch": None}, ValueError, r"prefetch must be 0 or 1, but it is None"),
-    ({"start_method": "fork"}, ValueError, r"start_method .*'forkserver', 'spawn', 'inline', or a"),
+    ({"start_method": "fork"}, ValueError, r"start_method .*'inline', 'portable', or a"),
     ({"init_fn": 3}, TypeError, r"init_fn must be callable, but it is int: 3"),
     ({"collector_class": 3}, TypeError, r"collector_class must be callable, but it is int: 3"),
     ({"device": ["cpu", "abacus"]}, ValueError, r"device 'abacus' is not a device"),

@@ -244,10 +244,13 @@ class Backend(ABC):
 
     Attributes:
         shares_memory: True if workers can write to the memory that :meth:`allocate` returns.
+        sends_descriptors: True if workers can be sent objects that have file descriptors, such as
+            those of :mod:`multiprocessing`.
         isolated: True if each worker has its own Python interpreter.
     """
 
     shares_memory: bool
+    sends_descriptors = False
     isolated: bool
     _closed = False
 

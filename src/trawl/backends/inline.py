@@ -40,7 +40,7 @@ class InlineBackend(Backend):
     isolated = False
 
     def __init__(self, shares_memory: bool = True) -> None:
-        self.shares_memory = shares_memory
+        self.shares_memory = self.sends_descriptors = shares_memory
         self._workers: dict[InlineWorker, None] = {}
         self._events: deque[Event] = deque()
 

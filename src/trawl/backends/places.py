@@ -9,17 +9,40 @@ from collections.abc import Callable
 from typing import Any
 
 from trawl.backends.base import Backend
+from trawl.checks import is_portable
 from trawl.registry import Registry
 
 #: Function without arguments that makes a backend, for one collector.
 Place = Callable[[], Backend]
 
+
+def forked() -> Backend:
+    """Makes a backend whose workers are forked from a server; on other systems, spawned ones."""
+    return _processes("forkserver")
+
+
+def spawned() -> Backend:
+    """Makes a backend whose workers are fresh interpreters."""
+    return _processes("spawn")
+
+
+def _processes(start_method: str) -> Backend:
+    if is_portable():
+        from trawl.backends.portable import PortableBackend
+
+        return PortableBackend()
+    from trawl.backends.processes.backend import ProcessBackend
+
+    return ProcessBackend(start_method)
+
+
 PLACES: Registry[Place] = Registry(
     "trawl.places",
     {
-        "forkserver": "trawl.backends.processes.backend:ProcessBackend",
-        "spawn": "trawl.backends.processes.backend:spawned",
+        "forkserver": "trawl.backends.places:forked",
+        "spawn": "trawl.backends.places:spawned",
         "inline": "trawl.backends.inline:InlineBackend",
+        "portable": "trawl.backends.portable:PortableBackend",
     },
     callable,
     "a function or a class",

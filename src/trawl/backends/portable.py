@@ -416,7 +416,7 @@ class _Port(WorkerLoop):
     @override
     def memory(self, name: int) -> memoryview:
         file, offset, nbytes = self._memory[name]
-        return memoryview(file.buffer)[offset : offset + nbytes]
+        return file.buffer[offset : offset + nbytes].data
 
     @override
     def interrupted(self) -> int:
@@ -432,12 +432,9 @@ class NamedMemory:
     Args:
         name: name of existing memory.
         nbytes: size of the memory in bytes.
-
-    Attributes:
-        buffer: the memory, initially filled with zeros.
     """
 
-    # Memory of which views were left when its object was freed. Views keep it mapped.
+    # Memory of which there were views when its object was freed. It stays mapped as long as they.
     _left: list[_Segment] = []  # noqa: RUF012 - of all instances
 
     def __init__(self, name: str, nbytes: int) -> None:
@@ -452,25 +449,29 @@ class NamedMemory:
         memory._hold(_Segment(create=True, size=max(nbytes, 1)), nbytes, owns=True)
         return memory
 
+    @property
+    def buffer(self) -> NDArray[np.uint8]:
+        """The memory, initially filled with zeros."""
+        return self._views[0]
+
     def reserve(self, start: int, nbytes: int) -> None:
         """Does nothing: the system takes the memory when it is written."""
 
     def _hold(self, segment: _Segment, nbytes: int, owns: bool) -> None:
         self.name, self.nbytes = segment.name, nbytes
         assert segment.buf is not None
-        self.buffer = segment.buf[: max(nbytes, 1)]
+        # An array, because torch forgets that it has a view of a memoryview.
+        self._views = [np.frombuffer(segment.buf, np.uint8, max(nbytes, 1))]
         owner = os.getpid() if owns else None
-        weakref.finalize(self, self._release, segment, self.buffer, owner)
+        weakref.finalize(self, self._release, segment, self._views, owner)
 
     @classmethod
-    def _release(cls, segment: _Segment, buffer: memoryview, owner: int | None) -> None:
+    def _release(cls, segment: _Segment, views: list[Any], owner: int | None) -> None:
         if owner == os.getpid():
             with contextlib.suppress(FileNotFoundError):
                 segment.unlink()
-        cls._left.append(segment)
-        with contextlib.suppress(BufferError):
-            buffer.release()
-        cls._left[:] = [one for one in cls._left if not one.closed()]
+        views.clear()
+        cls._left[:] = [one for one in (*cls._left, segment) if not one.closed()]
 
 
 class _Segment(SharedMemory):

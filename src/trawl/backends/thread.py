@@ -41,7 +41,7 @@ class ThreadBackend(Backend):
     code, but not killed: :meth:`Worker.kill` reports its death, and leaves the thread to itself.
     """
 
-    shares_memory = True
+    shares_memory = sends_descriptors = True
     isolated = False
 
     def __init__(self) -> None:

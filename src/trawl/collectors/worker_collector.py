@@ -186,7 +186,7 @@ class WorkerCollector(BaseCollector, OptionAttributes):  # type: ignore[misc]  #
 
     def _new_scheme(self) -> WeightSyncScheme:
         """Makes the weight-sync scheme that is used if the user gives none."""
-        if self._backend.shares_memory:
+        if self._backend.sends_descriptors:
             return SharedMemWeightSyncScheme()
         return MessageWeightSyncScheme()
 

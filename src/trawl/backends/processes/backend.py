@@ -39,7 +39,7 @@ class ProcessBackend(OwningBackend):
             modules they need; ``"spawn"`` starts a fresh interpreter for each worker.
     """
 
-    shares_memory = True
+    shares_memory = sends_descriptors = True
     _living: set[ProcessWorker]
 
     def __init__(self, start_method: str = "forkserver") -> None:
@@ -173,11 +173,6 @@ class ProcessBackend(OwningBackend):
             self._receive_all(None)
         self._events.clear()
         self._selector.close()
-
-
-def spawned() -> ProcessBackend:
-    """Returns a backend whose workers are fresh interpreters."""
-    return ProcessBackend("spawn")
 
 
 class ProcessWorker(Worker):
