@@ -32,14 +32,14 @@ def open(file, *args, **kwargs):
 
 builtins.open = open
 """
-WITHOUT_WORKERS = """
+WORKS = """
 import tensordict.nn
 
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import trawl
 assert [one for one in caught if "made for Linux: on darwin" in str(one.message)], caught
-from trawl import Collector, Evaluator, MultiSyncCollector
+from trawl import Collector, Evaluator, MultiAsyncCollector, MultiSyncCollector
 from torch import nn
 
 linear = nn.Linear(3, 1)
@@ -58,14 +58,18 @@ with MultiSyncCollector(
     collector.next()
     collector.update_policy_weights_()
     collector.next()
-with Evaluator("Pendulum-v1", policy, num_trajectories=1, max_steps=5) as evaluator:
-    evaluator.evaluate()
+for kind in (MultiSyncCollector, MultiAsyncCollector):
+    with kind(["Pendulum-v1"] * 2, policy, frames_per_batch=10, total_frames=20) as collector:
+        assert sum(batch.numel() for batch in collector) == 20
+for backend in ("thread", "process"):
+    with Evaluator("Pendulum-v1", policy, max_steps=5, backend=backend) as evaluator:
+        evaluator.evaluate()
 print("works")
 """
-WITH_WORKERS = """
+WORKS_NOT = """
 warnings.simplefilter("ignore")
 import trawl
-from trawl import Evaluator, MultiAsyncCollector, MultiSyncCollector, ParallelEnv
+from trawl import ParallelEnv
 from trawl.collectors import AsyncBatchedCollector
 from trawl.collectors.distributed import DistributedCollector, RPCCollector
 
@@ -76,13 +80,10 @@ def policy(td):
 
 two = ["Pendulum-v1"] * 2
 for make in (
-    lambda: MultiSyncCollector(two, policy, frames_per_batch=10),
-    lambda: MultiAsyncCollector(two, policy, frames_per_batch=10, start_method="spawn"),
     lambda: AsyncBatchedCollector(two, policy=policy, frames_per_batch=10),
     lambda: ParallelEnv(2, "Pendulum-v1"),
     lambda: DistributedCollector(two, policy, frames_per_batch=10, launcher="mp"),
     lambda: RPCCollector(two, policy, frames_per_batch=10, launcher="mp"),
-    lambda: Evaluator("Pendulum-v1", policy, max_steps=5, backend="process").evaluate(),
 ):
     try:
         make()
@@ -99,7 +100,7 @@ def run(platform, script, folder):
     return nursery.run(program, within=nursery.bare(), cwd=folder)
 
 
-@pytest.mark.parametrize("script", [WITHOUT_WORKERS, WITH_WORKERS], ids=["without", "with"])
+@pytest.mark.parametrize("script", [WORKS, WORKS_NOT], ids=["works", "works not"])
 def test_macos(script, tmp_path):
     done = run("darwin", script, tmp_path)
     assert done.returncode == 0, done.stderr

@@ -13,8 +13,8 @@ if sys.platform in ("win32", "cygwin"):
     )
 if sys.platform != "linux":
     warnings.warn(
-        f"trawl is made for Linux: on {sys.platform}, only collectors without workers work "
-        "(Collector, and MultiSyncCollector and MultiAsyncCollector with start_method='inline')",
+        f"trawl is made for Linux: on {sys.platform}, collectors and their workers work, but not "
+        "ParallelEnv, AsyncBatchedCollector and clusters",
         stacklevel=2,
     )
 

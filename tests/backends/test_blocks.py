@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from trawl.backends.blocks import BlockAllocator
 from trawl.backends.memory import SharedMemory
-from trawl.backends.processes import backend as process
 
 
 def test_a_thousand_blocks_take_few_descriptors():
@@ -41,12 +40,12 @@ def test_a_slot_is_taken_again_once_no_view_of_it_is_left():
 
 
 def test_a_block_for_which_there_is_no_memory_leaves_its_slot_free(monkeypatch):
-    def fail(fd, start, nbytes):
+    def fail(memory, start, nbytes):
         raise MemoryError("none left")
 
     allocator = BlockAllocator(SharedMemory.new)
     file = allocator.allocate(100).file
-    monkeypatch.setattr(process, "reserve", fail)
+    monkeypatch.setattr(SharedMemory, "reserve", fail)
     for _ in range(2 * file.slots):
         with pytest.raises(MemoryError, match="none left"):
             allocator.allocate(100)

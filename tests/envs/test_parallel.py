@@ -337,21 +337,20 @@ def test_an_error_in_a_process_of_several_names_its_environment(opened):
     assert env.buffers.observed["observation",][:, STEP].tolist()[:2] == [2, 2]
 
 
-def test_an_interrupted_step_is_ended_before_the_next(parallel, monkeypatch):
+def test_an_interrupted_step_is_ended_before_the_next(parallel):
     """Ctrl-C, when one process was told to step, and the others were not yet."""
     env = parallel()
     root = env.rand_action(env.reset())
-    write, workers = os.write, env.processes
+    wakers = env.processes.started.wakers
+    waker = wakers[1]
 
-    def interrupted(descriptor, data):
-        if descriptor == workers.started.wakeups[1]:
-            raise KeyboardInterrupt
-        return write(descriptor, data)
+    def interrupted(_):
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(os, "write", interrupted)
+    wakers[1] = interrupted
     with pytest.raises(KeyboardInterrupt):
         env.step(root)
-    monkeypatch.undo()
+    wakers[1] = waker
     frame = env.step(root)
     assert NumberedEnv.numbers(frame["next"])[:, STEP].tolist() == [2, 2, 2]
 

@@ -162,6 +162,7 @@ class PortableWorker(Worker):
 
     Attributes:
         process: the process.
+        pid: its id.
         connection: pipe for messages.
         life: pipe that is closed when the process ends.
         pipes: the pipes from which something may come.
@@ -181,6 +182,7 @@ class PortableWorker(Worker):
         self.pipes = [self.connection, self.life]
         with theirs, their_life:
             self.process = _started(theirs, their_life, self._interruptions.name)
+        self.pid: int = self.process.pid
         self._outbox = _Outbox(self.connection)
         self._outbox.put((Surroundings.here(), program))
         weakref.finalize(self, _hang_up, self.life, self._owner)

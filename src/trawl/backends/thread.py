@@ -22,6 +22,7 @@ from trawl.backends.base import (
     Worker,
 )
 from trawl.backends.processes.loop import NOTHING, Stopped, ThreadBreaker, WorkerLoop
+from trawl.checks import is_portable
 from trawl.memory import PrivateMemory
 
 _STOP = object()
@@ -46,7 +47,8 @@ class ThreadBackend(Backend):
 
     def __init__(self) -> None:
         self._events: SimpleQueue[Event] = SimpleQueue()
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        # Elsewhere than on Linux nobody asks for a descriptor.
+        self._bell = -1 if is_portable() else os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._lock = threading.Lock()
         self._living: set[ThreadWorker] = set()
 
@@ -63,8 +65,9 @@ class ThreadBackend(Backend):
     def wait(self, timeout: float | None = None) -> list[Event]:
         self._check_open()
         deadline = None if timeout is None else time.monotonic() + timeout
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._bell)
+        if self._bell >= 0:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._bell)
         if timeout is None and self._events.empty() and not self._living:
             raise RuntimeError("there is no worker to wait for")
         events: list[Event] = []
@@ -89,7 +92,8 @@ class ThreadBackend(Backend):
                 self._living.discard(worker)
             self._events.put(event)
             # A thread that was killed may outlive the backend, but reports nothing.
-            os.eventfd_write(self._bell, 1)
+            if self._bell >= 0:
+                os.eventfd_write(self._bell, 1)
 
     @override
     def close(self) -> None:
@@ -102,7 +106,8 @@ class ThreadBackend(Backend):
             worker.stop()
             worker.kill()
         with self._lock:
-            os.close(self._bell)
+            if self._bell >= 0:
+                os.close(self._bell)
 
 
 class ThreadWorker(Worker):

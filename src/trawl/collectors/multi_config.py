@@ -72,9 +72,9 @@ class MultiConfig(CollectorConfig):
             state, so the death changes no frame. A state has the policy's weights, so a large
             policy calls for a large number. Without a state, a replacement begins new episodes.
         start_method: way in which worker processes are started, ``"forkserver"`` or ``"spawn"``;
-            or ``"inline"``, which runs the workers in this process, where a debugger can follow
-            them; or the name of a place that another package adds; or a function that makes a
-            :class:`~trawl.backends.Backend`.
+            ``"portable"``, which works on every system; ``"inline"``, which runs the workers in
+            this process, where a debugger can follow them; the name of a place that another package
+            adds; or a function that makes a :class:`~trawl.backends.Backend`.
     """
 
     # Only a collector that has its own environment accepts these options.
@@ -95,7 +95,7 @@ class MultiConfig(CollectorConfig):
     max_total_restarts: int = option(100, at_least(0))
     worker_timeout: float | None = option(None, seconds_above_zero)
     worker_snapshots: int = option(0, at_least(0))
-    start_method: Literal["forkserver", "spawn", "inline"] | Place = option(
+    start_method: Literal["forkserver", "spawn", "inline", "portable"] | Place = option(
         "forkserver", check_place
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import select
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -13,22 +12,22 @@ from typing import Any, NamedTuple
 
 from trawl.backends.base import Death, Event, Failed, Message, Worker
 from trawl.backends.failure import Failure
+from trawl.backends.portable import PortableBackend
 from trawl.backends.processes.backend import ProcessBackend
 from trawl.backends.processes.payload import SpawnPayload, unsendable
 from trawl.backends.thread import ThreadBackend
-from trawl.checks import require_linux
+from trawl.checks import is_portable
 from trawl.envs.kinds import KINDS
 from trawl.envs.processes.own_process import parent_registry
 from trawl.envs.processes.service import (
     BUFFERS,
-    MESSAGE,
     EnvAnswer,
     EnvCall,
     EnvInfo,
     EnvServiceFactory,
-    WakeupHandles,
 )
-from trawl.envs.processes.spin import Spin, may_spin
+from trawl.envs.processes.spin import may_spin
+from trawl.envs.processes.wakeups import MESSAGE, EventWakeups, MessageWakeups, Wakeups
 from trawl.errors import WorkerDied
 
 # Seconds that processes have to close their environments before they are killed.
@@ -63,7 +62,7 @@ class EnvProcesses:
         isolated: False if they are threads of this process.
         workers: the processes.
         living: numbers of the processes that have not ended.
-        wakeups: file descriptors with which they are woken.
+        wakers: functions that wake them.
     """
 
     def __init__(
@@ -73,18 +72,18 @@ class EnvProcesses:
         start_method: str | None,
         affinity: Callable[[int], Sequence[int] | None],
     ) -> None:
-        require_linux("environments in other processes or threads")
         self._sources, self._affinity = sources, affinity
         self.envs_per_worker = envs_per_worker
         self.count = -(-len(sources) // envs_per_worker)
-        self._backend: ProcessBackend | ThreadBackend = (
-            ThreadBackend() if start_method is None else ProcessBackend(start_method)
-        )
+        portable = is_portable()
+        self._backend: ProcessBackend | PortableBackend | ThreadBackend
+        if start_method is None:
+            self._backend = ThreadBackend()
+        else:
+            self._backend = PortableBackend() if portable else ProcessBackend(start_method)
         self.isolated = self._backend.isolated
         self.workers: list[Worker] = []
         self.living: set[int] = set()
-        self.wakeups: list[int] = [-1] * self.count
-        self._answers = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._events: deque[Event] = deque()
         # Failures of processes that are about to end, and why others were killed.
         self._failed: dict[int, Failure] = {}
@@ -92,13 +91,15 @@ class EnvProcesses:
         self._calls = 0
         self._owner = os.getpid()
         self._shared: Any = None
-        # Edge-triggered: each write to the eventfd is an edge, so the eventfd need not be read.
-        self._poll = select.epoll()
-        self._poll.register(self._answers, select.EPOLLIN | select.EPOLLET)
-        self._poll.register(self._backend.fileno(), select.EPOLLIN)
         # A thread must not spin, because the other threads would wait for it.
-        self._spins = self.isolated and may_spin(self.count, affinity)
-        self._spin = Spin(self._poll.poll) if self._spins else list
+        self._spins = not portable and self.isolated and may_spin(self.count, affinity)
+        self._wakeups: Wakeups
+        if portable or isinstance(self._backend, PortableBackend):
+            self._wakeups = MessageWakeups(self.count, self._take)
+        else:
+            messages = self._backend.fileno()
+            self._wakeups = EventWakeups(self.count, self.isolated, messages, self._spins)
+        self.wakers = self._wakeups.wakers
         # A thread finds the registry of this process, and must not change its settings.
         self._registry = parent_registry() if self.isolated else None
         try:
@@ -136,29 +137,18 @@ class EnvProcesses:
             seed: seed of its global generators while it makes its environments, or None.
         """
         own = [self._sources[env] for env in self.envs_of(index)]
-        theirs, ours = os.pipe()
-        before, self.wakeups[index] = self.wakeups[index], ours
-        if before >= 0:
-            os.close(before)
-        wakeups = WakeupHandles(theirs, self._answers)
-        if not self.isolated:
-            wakeups = wakeups.duplicate()
+        first, cores = index * self.envs_per_worker, self._affinity(index)
         try:
-            first, cores = index * self.envs_per_worker, self._affinity(index)
-            factory = EnvServiceFactory(
-                index, first, own, wakeups, self._registry, cores, self._spins, seed
-            )
-            self.workers[index : index + 1] = [self._backend.launch(index, factory)]
+            with self._wakeups.handles(index) as wakeups:
+                factory = EnvServiceFactory(
+                    index, first, own, wakeups, self._registry, cores, self._spins, seed
+                )
+                self.workers[index : index + 1] = [self._backend.launch(index, factory)]
         except BaseException:
-            if not self.isolated:
-                wakeups.close()
-            else:
+            if self.isolated:
                 self._check_sendable(index)
             raise
-        finally:
-            # Only the new process keeps the reading end, so the owner's writes fail once that
-            # process is gone.
-            os.close(theirs)
+        self._wakeups.launched(index, self.workers[index])
         self.living.add(index)
         if self._shared is not None:
             self.workers[index].share(BUFFERS, self._shared)
@@ -213,9 +203,9 @@ class EnvProcesses:
         return self._calls
 
     def wake(self, index: int, what: bytes) -> None:
-        """Writes to the pipe of a process, unless it is dead."""
+        """Wakes a process, unless it is dead."""
         with contextlib.suppress(BrokenPipeError):
-            os.write(self.wakeups[index], what)
+            self.wakers[index](what)
 
     def receive(self, timeout: float | None = None) -> tuple[int, Any] | None:
         """Waits for the next message.
@@ -227,9 +217,9 @@ class EnvProcesses:
             The number of the process, and its message or its end; None if none came in time.
         """
         while True:
-            if not self._events:
-                self._events.extend(self._backend.wait(timeout))
-            if not self._events:
+            if not self._take(timeout):
+                if timeout is None:
+                    continue
                 return None
             event = self._events.popleft()
             index = event.worker.index
@@ -260,11 +250,18 @@ class EnvProcesses:
         Args:
             timeout: seconds to wait; None for no limit.
         """
-        answers = self._answers
-        for descriptor, _ in (timeout != 0 and self._spin()) or self._poll.poll(timeout):
-            if descriptor != answers:
-                return True
-        return False
+        return self._wakeups.wait(timeout)
+
+    def _take(self, timeout: float | None) -> bool:
+        """Waits for messages or a wake-up, and returns True if there are messages."""
+        if not self._events:
+            # Bytes wake this process, and say nothing.
+            self._events.extend(
+                event
+                for event in self._backend.wait(timeout)
+                if not (isinstance(event, Message) and isinstance(event.content, bytes))
+            )
+        return bool(self._events)
 
     # --- the end
 
@@ -291,10 +288,7 @@ class EnvProcesses:
         failures: list[Failed] = []
         if self._owner == os.getpid():
             failures = self._end()
-        self._poll.close()
-        for descriptor in (*self.wakeups, self._answers):
-            if descriptor >= 0:
-                os.close(descriptor)
+        self._wakeups.close()
         return failures
 
     def _end(self) -> list[Failed]:

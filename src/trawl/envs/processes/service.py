@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing.reduction import DupFd
 from typing import Any
 
 import numpy as np
@@ -34,41 +33,11 @@ from trawl.envs.kinds import KINDS
 from trawl.envs.processes.buffers import SharedStepBuffers, StepBufferSpec
 from trawl.envs.processes.own_process import prepare_process
 from trawl.envs.processes.spin import Spin
+from trawl.envs.processes.wakeups import STEP, WakeupHandles
 from trawl.errors import add_note
 from trawl.keys import Key, as_key
 
-STEP, MESSAGE = b"s", b"m"
 BUFFERS = 1
-
-
-class WakeupHandles:
-    """File descriptors with which a process and its owner wake each other.
-
-    Args:
-        steps: pipe from which the process reads a byte when there is work.
-        answers: eventfd to which the process writes when it has finished a step.
-    """
-
-    def __init__(self, steps: int, answers: int) -> None:
-        self.steps = steps
-        self.answers = answers
-
-    def duplicate(self) -> WakeupHandles:
-        """Returns duplicates of the descriptors, for a thread, which closes them itself."""
-        return WakeupHandles(os.dup(self.steps), os.dup(self.answers))
-
-    def close(self) -> None:
-        """Closes the descriptors."""
-        os.close(self.steps)
-        os.close(self.answers)
-
-    def __reduce__(self) -> Any:
-        """Passes the descriptors to the process that is being started."""
-        return _wakeups, (DupFd(self.steps), DupFd(self.answers))
-
-
-def _wakeups(steps: Any, answers: Any) -> WakeupHandles:
-    return WakeupHandles(steps.detach(), answers.detach())
 
 
 @dataclass(frozen=True, repr=False)
@@ -144,7 +113,8 @@ class EnvServiceFactory:
         first: number of the process's first environment.
         sources: for each environment of the process, its source and the source's keyword
             arguments.
-        wakeups: descriptors with which the process and its owner wake each other.
+        wakeups: descriptors with which the process and its owner wake each other; None if they do
+            so by messages.
         registry: environments that the owner has registered with Gymnasium. The process registers
             them too. None if the service runs in a thread of the owner.
         cores: CPU cores on which the process may run; None for all.
@@ -156,7 +126,7 @@ class EnvServiceFactory:
     index: int
     first: int
     sources: Sequence[tuple[Any, Mapping[str, Any]]]
-    wakeups: WakeupHandles
+    wakeups: WakeupHandles | None
     registry: Mapping[str, Any] | None
     cores: Sequence[int] | None = None
     spins: bool = False
@@ -183,7 +153,7 @@ class EnvService(Service):
         self._index = factory.index
         self._wakeups = factory.wakeups
         self._spin: Spin | None = None
-        if factory.spins:
+        if factory.spins and self._wakeups is not None:
             poll = select.poll()
             poll.register(self._wakeups.steps, select.POLLIN)
             self._spin = Spin(poll.poll)
@@ -218,10 +188,14 @@ class EnvService(Service):
     @override
     def busy(self) -> bool:
         # The service's work includes waiting for a wake-up.
-        return self._buffers is not None
+        return self._buffers is not None and self._wakeups is not None
 
     @override
-    def handle(self, content: EnvCall) -> None:
+    def handle(self, content: EnvCall | bytes) -> None:
+        if isinstance(content, bytes):
+            if self._take_step()():
+                self._port.send(STEP)
+            return
         target: Any = self if content.env is None else self._members[content.env]
         try:
             value = getattr(target, content.name)(*content.args)
@@ -238,13 +212,9 @@ class EnvService(Service):
     @override
     def work(self) -> None:
         """Takes steps until a message arrives."""
-        assert self._buffers is not None
+        assert self._wakeups is not None
         steps, answers = self._wakeups.steps, self._wakeups.answers
-        index, buffers = self._index, self._buffers
-        numbers, answered, eager = buffers.numbers, buffers.answers, buffers.eager
-        read, wake, spin = os.read, os.eventfd_write, self._spin
-        # A reset can change a member's step function, but comes as a message, which ends the loop.
-        members = [(member, member.step_buffers) for member in self._members.values()]
+        read, wake, spin, step = os.read, os.eventfd_write, self._spin, self._take_step()
         while True:
             if spin is not None:
                 spin()
@@ -253,10 +223,25 @@ class EnvService(Service):
                 if not wakeup:
                     raise Closed
                 return
+            if step():
+                wake(answers, 1)
+
+    def _take_step(self) -> Callable[[], bool]:
+        """Returns a function that takes the next step; it returns False if it was taken before.
+
+        A reset can change a member's step function, but comes as a message. Then this method must
+        be called again.
+        """
+        assert self._buffers is not None
+        index, buffers = self._index, self._buffers
+        numbers, answered, eager = buffers.numbers, buffers.answers, buffers.eager
+        members = [(member, member.step_buffers) for member in self._members.values()]
+
+        def take() -> bool:
             number = numbers[index]
             if answered[index] in (number, -number):
                 # The process was woken twice for this step.
-                continue
+                return False
             answer = number
             for member, step in members:
                 try:
@@ -265,12 +250,15 @@ class EnvService(Service):
                     self._tell(-number, member.index, error)
                     answer = -number
             answered[index] = answer
-            wake(answers, 1)
+            return True
+
+        return take
 
     @override
     def close(self) -> None:
         with ExitStack() as stack:
-            stack.callback(self._wakeups.close)
+            if self._wakeups is not None:
+                stack.callback(self._wakeups.close)
             for member in self._members.values():
                 stack.callback(member.close)
 

@@ -15,7 +15,6 @@ compares this protocol with others.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +27,8 @@ from trawl.backends.base import Failed
 from trawl.envs.attributes import Application, pack
 from trawl.envs.processes.buffers import SharedStepBuffers, StepBufferSpec
 from trawl.envs.processes.processes import Ended, EnvProcesses
-from trawl.envs.processes.service import STEP, EnvAnswer
+from trawl.envs.processes.service import EnvAnswer
+from trawl.envs.processes.wakeups import STEP
 from trawl.errors import WorkerDied
 from trawl.memory import Mask
 
@@ -361,7 +361,7 @@ class EnvWorkers:
         buffers = self.buffers
         assert buffers is not None
         numbers, answers, eagerness = buffers.numbers, buffers.answers[first:stop], buffers.eager
-        workers, wakeups = range(first, stop), self.started.wakeups
+        workers, wakers = range(first, stop), self.started.wakers
         limit = None if self._limit.seconds is None else self._limit
         expected = b""
 
@@ -381,7 +381,7 @@ class EnvWorkers:
                 limit.begin(workers)
             try:
                 for worker in workers:
-                    os.write(wakeups[worker], STEP)
+                    wakers[worker](STEP)
             except BrokenPipeError:
                 # A process is dead: the step fails, and the other processes need not begin it,
                 # unless it succeeds without the dead one.
