@@ -39,7 +39,8 @@ with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import trawl
 assert [one for one in caught if "made for Linux: on darwin" in str(one.message)], caught
-from trawl import Collector, Evaluator, MultiAsyncCollector, MultiSyncCollector
+from trawl import Collector, Evaluator, MultiAsyncCollector, MultiSyncCollector, ParallelEnv
+from trawl.collectors import AsyncBatchedCollector
 from torch import nn
 
 linear = nn.Linear(3, 1)
@@ -58,6 +59,12 @@ with MultiSyncCollector(
     collector.next()
     collector.update_policy_weights_()
     collector.next()
+with Collector(ParallelEnv(2, "Pendulum-v1"), policy, frames_per_batch=10) as collector:
+    assert collector.next().shape == (2, 5)
+with AsyncBatchedCollector(
+    ["Pendulum-v1"] * 2, policy=policy, frames_per_batch=10, env_backend="multiprocessing"
+) as collector:
+    assert collector.next().numel() == 10
 for kind in (MultiSyncCollector, MultiAsyncCollector):
     with kind(["Pendulum-v1"] * 2, policy, frames_per_batch=10, total_frames=20) as collector:
         assert sum(batch.numel() for batch in collector) == 20
@@ -69,8 +76,6 @@ print("works")
 WORKS_NOT = """
 warnings.simplefilter("ignore")
 import trawl
-from trawl import ParallelEnv
-from trawl.collectors import AsyncBatchedCollector
 from trawl.collectors.distributed import DistributedCollector, RPCCollector
 
 
@@ -80,8 +85,6 @@ def policy(td):
 
 two = ["Pendulum-v1"] * 2
 for make in (
-    lambda: AsyncBatchedCollector(two, policy=policy, frames_per_batch=10),
-    lambda: ParallelEnv(2, "Pendulum-v1"),
     lambda: DistributedCollector(two, policy, frames_per_batch=10, launcher="mp"),
     lambda: RPCCollector(two, policy, frames_per_batch=10, launcher="mp"),
 ):

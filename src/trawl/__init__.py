@@ -13,8 +13,8 @@ if sys.platform in ("win32", "cygwin"):
     )
 if sys.platform != "linux":
     warnings.warn(
-        f"trawl is made for Linux: on {sys.platform}, collectors and their workers work, but not "
-        "ParallelEnv, AsyncBatchedCollector and clusters",
+        f"trawl is made for Linux: on {sys.platform}, everything works but clusters, with "
+        "processes that take longer to start",
         stacklevel=2,
     )
 

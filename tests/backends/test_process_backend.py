@@ -24,7 +24,6 @@ from scripted_service import ScriptedService
 
 from trawl.backends import Death, Message, ProcessBackend
 from trawl.backends.processes import handle as server_handle
-from trawl.backends.processes import server
 from trawl.backends.processes.handle import ServerHandle
 
 METHODS = ["forkserver", "spawn"]
@@ -341,7 +340,7 @@ def test_a_process_that_workers_come_from_may_die_again_and_again(backend, monke
     with monkeypatch.context() as patch:
         patch.setattr(ServerHandle, "_known", {})
         patch.setattr(server_handle, "_forked", lambda fd: None)
-        patch.setattr(server, "command", lambda code: [sys.executable, "-c", ""])
+        patch.setattr(server_handle, "interpreter_command", lambda code: [sys.executable, "-c", ""])
         with pytest.raises(RuntimeError, match="died 5 times in a row"):
             again.launch(0, ScriptedService)
     # Each of the five attempts has descriptors; threads of other libraries may open one or two.

@@ -36,8 +36,8 @@ def test_a_worker_has_the_options_of_this_interpreter():
     ask = "import sys; print(sys.warnoptions, sys.dont_write_bytecode, sys._xoptions)"
     code = f"""
 import subprocess
-from trawl.backends.processes.server import command
-subprocess.run(command({ask!r}), check=True)
+from trawl.backends.processes.loop import interpreter_command
+subprocess.run(interpreter_command({ask!r}), check=True)
 """
     options = ["-W", "ignore:x", "-B", "-X", "faulthandler"]
     done = subprocess.run(
