@@ -603,9 +603,9 @@ def count(connection: Any, scheme: Any, last: int) -> None:
     connection.send(wrong)
 
 
-@pytest.mark.parametrize("kind", [SHARED, DistributedWeightSyncScheme])
-def test_weights_are_whole_and_in_order_while_they_are_sent_all_the_time(kind):
-    last, learner, scheme = 1_000, Uniform(0, SIZES), kind()
+def test_weights_are_whole_and_in_order_while_they_are_sent_all_the_time():
+    """Over a network; the tests of stores do the same in shared memory."""
+    last, learner, scheme = 1_000, Uniform(0, SIZES), DistributedWeightSyncScheme()
     scheme.init_on_sender(model=learner)
     with other(count, scheme, last) as receiver:
         scheme.connect(weights=learner.become(1))

@@ -11,7 +11,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from weight_parts import Uniform, as_sent, numbers, other
+from torch import nn
+from weight_parts import PATIENCE, Uniform, as_sent, numbers, other
 
 from trawl.weights.layout import FlatLayout, ModuleWeights, Slot
 from trawl.weights.store import StoreReader, WeightStore, WeightUpdate
@@ -246,6 +247,68 @@ def test_a_reader_that_is_killed_while_it_reads_is_in_nobodys_way():
             reader.kill()
         post(store, whole(number), number, [0])
     assert taken(store.reader(0)) == (6, 5, whole(5))
+
+
+SIZES = (5, 20_000, 1, 300)
+
+
+def read(connection: Any, reader: StoreReader, model: nn.Module) -> None:
+    """Takes weights whenever there are new ones, until the last version; says what was wrong."""
+    live, wrong, version = ModuleWeights(model), [], 0
+    connection.send("ready")
+    last = connection.recv()
+
+    def use(posted: WeightUpdate) -> None:
+        live.load(posted.slot.tensors())
+        found = numbers(posted.slot.named()) | model.numbers
+        if found != {posted.version} or posted.extra != str(posted.version).encode():
+            wrong.append((posted.version, found, posted.extra))
+
+    while version != last:
+        if reader.newer:
+            now = reader.receive(use).version
+            assert now > version
+            version = now
+    connection.send(wrong)
+
+
+def test_no_reader_has_two_versions_in_one_set_while_they_are_put_up_all_the_time():
+    model = Uniform(0, SIZES)
+    live, last, store = ModuleWeights(model), 1_500, WeightStore(2)
+    with (
+        other(read, store.reader(0), Uniform(0, SIZES)) as first,
+        other(read, store.reader(1), Uniform(0, SIZES)) as second,
+    ):
+        for reader in (first, second):
+            assert reader.hear() == "ready"
+            reader.tell(last)
+        for number in range(1, last + 1):
+            model.become(number)
+            store.publish(live.layout, live.writer(), str(number).encode(), number, [0, 1])
+        assert [reader.hear() for reader in (first, second)] == [[], []]
+
+
+def test_readers_of_one_process_are_held_apart_by_threads():
+    store, last = WeightStore(2), 300
+    wrong: list[Any] = []
+
+    def run(reader: StoreReader) -> None:
+        version = 0
+        while version != last:
+            if reader.newer:
+                _, version, found = taken(reader)
+                if found != whole(version):
+                    wrong.append((version, found))
+
+    threads = [threading.Thread(target=run, args=(store.reader(i),)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for number in range(1, last + 1):
+        post(store, whole(number), number, [0, 1])
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    assert wrong == []
 
 
 def fork_and_take(connection: Any, reader: StoreReader) -> None:
