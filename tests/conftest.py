@@ -32,8 +32,6 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 os.environ.setdefault("RAY_worker_niceness", "0")
 # A thread that exports Ray's metrics has crashed the process of the tests.
 os.environ.setdefault("RAY_enable_metrics_collection", "0")
-# Ray begins with a worker for each processor, whether or not they are needed.
-os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 
 # The memory of Arrow would be cleaned by a thread, also in processes from which others are forked.
 os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")

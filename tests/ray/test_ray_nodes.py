@@ -23,6 +23,8 @@ def run(code, begin):
     env = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     # A node whose process is gone refuses each check of its health: the fifth is soon.
     env["RAY_health_check_period_ms"] = "200"
+    # Workers that nobody has asked for would start as slowly as all others.
+    env["RAY_prestart_worker_first_driver"] = "0"
     code = begin + textwrap.indent(textwrap.dedent(code), " " * 4)
     done = nursery.run(code, cwd=HERE, env=env, warn=["ignore"])
     assert done.returncode == 0, done.stdout + done.stderr
