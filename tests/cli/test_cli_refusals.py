@@ -37,6 +37,7 @@ REFUSALS = [
     (f"{PENDULUM} --log-every 0", "--log-every must be above 0 seconds, but it is 0.0"),
     (f"{PENDULUM} --log-every nan", "--log-every must be above 0 seconds, but it is nan"),
     (f"{EVALUATE} --episodes 0", "--episodes must be at least 1, but it is 0"),
+    (f"{EVALUATE} --workers -1", "--workers must be at least 0, but it is -1"),
     (f"{EVALUATE} --seed -3", "--seed must be between 0 and"),
     (f"{EVALUATE} --frame-stack 1", "--frame-stack must be at least 2, but it is 1"),
     ("tune Pendulum-v1 --budget 0.5", "--budget must be at least 1, but it is 0.5"),
@@ -46,6 +47,7 @@ REFUSALS = [
     ("tune Pendulum-v1 --budget 2 --frames-per-batch 1000000000", ": budget must be at least"),
     # --- options that don't go together
     (f"{PENDULUM} --envs 4 --env-processes 3", "--env-processes must divide the number of"),
+    (f"{PENDULUM} --env-processes -1", "--env-processes must divide the number of"),
     (f"{PENDULUM} --envs 2 --env-processes 4", "(--envs), which is 2, but it is 4"),
     (f"{PENDULUM} --envs 2 --env-processes 2 --workers 2", "--env-processes can't be used with --"),
     (f"{PENDULUM} --async", "--async needs worker processes: pass --workers"),
