@@ -1,5 +1,7 @@
 """Environments that the tests of the command line name."""
 
+import os
+
 import gymnasium
 import numpy as np
 from gymnasium import spaces
@@ -66,6 +68,18 @@ class Broken(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         raise RuntimeError("no licence")
+
+
+class Placed(Broken):
+    """Its observations tell the process that it is in."""
+
+    observation_space = spaces.Box(0, 2**31, (1,), np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        return np.array([os.getpid()], np.float64), {}
+
+    def step(self, action):
+        return *self.reset()[:1], 0.0, False, False, {}
 
 
 def broken_vector():

@@ -1,5 +1,6 @@
 """ENV of any library, id or function; its arguments, its text and its infos, in each format."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -67,6 +68,13 @@ def test_why_a_process_can_not_be_resumed_is_one_line():
     (note,) = (line for line in err.splitlines() if "note:" in line)
     assert "can't be captured" in note
     assert "raceback" not in note
+
+
+def test_environments_are_in_so_many_processes():
+    frames = collected("cli_envs:Placed", *FRAMES, "--envs", 4, "--env-processes", 2)
+    found = frames["observation"].unique().tolist()
+    assert len(found) == 2
+    assert os.getpid() not in found
 
 
 @pytest.mark.parametrize("name", ["pendulum", "name", "vector", "torchrl", "Saying"])
