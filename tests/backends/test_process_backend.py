@@ -1,6 +1,6 @@
 """What is special about workers that are processes.
 
-Interrupts, and backends that are let go of, are tested with whole programs in ``tests/chaos``.
+Interrupts are tested with whole programs in ``tests/chaos``.
 """
 
 import gc
@@ -13,6 +13,7 @@ import sys
 import textwrap
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import psutil
@@ -531,6 +532,17 @@ def test_workers_have_no_files_of_their_parent(tmp_path):
             links = [os.readlink(f) for f in Path(f"/proc/{worker.pid}/fd").iterdir()]
             assert str(tmp_path / "file") not in links
             backend.close()
+
+
+def test_a_backend_that_is_dropped_ends_its_workers():
+    backend = ProcessBackend()
+    worker = backend.launch(0, ScriptedService)
+    with watched(worker.pid) as wait:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            del backend, worker
+            gc.collect()
+        wait()
 
 
 # --- copies of the parent
