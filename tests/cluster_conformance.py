@@ -1,4 +1,4 @@
-"""Conformance suite for collectors whose workers are outside of this process's machine.
+"""Conformance suite for collectors whose workers are elsewhere: behind a network, or in a cluster.
 
 Which frames a collector with workers delivers, and what is done with them, is compared with the
 oracle where workers are in this process. Here the same program runs elsewhere, as a whole.
