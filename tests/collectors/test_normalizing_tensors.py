@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from tests.oracle.comparing import Case, check
 from trawl.collectors import Collector, Evaluator, NormalizeObservation, NormalizeReward
-from trawl.envs import TorchVectorEnv
-from trawl.rollout.moments import RunningMoments
 from trawl.rollout.stages import normalizers
 from trawl.testing import NumberedEnv, NumberedTorchEnv
 from trawl.testing.oracle import Options
@@ -40,6 +38,7 @@ SEVERAL: dict[str, dict[str, Any]] = {
     "tensors_same_step": {"frames_per_batch": 3, "recurrent": True},
     "tensors_next_step": {"exact_frames": True, "total_frames": 65},
     "tensors_disabled": {"max_frames_per_traj": 2},
+    "late_same_step": {"max_frames_per_traj": 3},
     "source_tensors": {"clip": 0.5},
 }
 
@@ -130,18 +129,30 @@ def test_evaluations_use_the_statistics() -> None:
 
 # --- odd simulators
 
+PLACES = Box(-float("inf"), float("inf"), (2,))
 
-class InPlace:
-    """Simulator that returns the same tensor each time, which it changes in place."""
+
+class Changed:
+    """Simulator whose observations are made of its place, which it changes in place.
+
+    Args:
+        change: function of the place.
+        space: space of an observation.
+        dtype: dtype of its place.
+    """
 
     num_envs = 4
     device = "cpu"
-    single_observation_space: Any = Box(-float("inf"), float("inf"), (2,))
     single_action_space: Any = Box(-1, 1, (1,))
 
-    def __init__(self, mode: AutoresetMode, dtype: torch.dtype = torch.float32) -> None:
-        self.unwrapped, self.mode = self, mode
-        self.metadata = {"autoreset_mode": mode}
+    def __init__(
+        self,
+        change: Any = lambda place: place,
+        space: Any = PLACES,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.change, self.single_observation_space = change, space
+        self.unwrapped, self.metadata = self, {"autoreset_mode": AutoresetMode.SAME_STEP}
         self.place = torch.zeros(self.num_envs, 2, dtype=dtype)
         self.age = torch.zeros(self.num_envs)
 
@@ -150,81 +161,23 @@ class InPlace:
         self.age[mask] = 0
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        every = torch.ones(self.num_envs, dtype=torch.bool)
-        self._restart((options or {}).get("reset_mask", every))
-        return self.place, {}
+        self._restart(torch.ones(self.num_envs, dtype=torch.bool))
+        return self.change(self.place), {}
 
     def step(self, action: Tensor) -> Any:
         self.age += 1
         self.place += torch.arange(1, 1 + self.num_envs).unsqueeze(-1)
         ended = self.age >= torch.arange(2, 2 + self.num_envs)
-        info = {"final_obs": self.place.clone()}
+        info = {"final_obs": self.change(self.place.clone())}
         reward = self.place[:, 0].clone()
-        if self.mode is AutoresetMode.SAME_STEP:
-            self._restart(ended)
-        return self.place, reward, ended, ended & False, info
+        self._restart(ended)
+        return self.change(self.place), reward, ended, ended & False, info
 
     def close(self) -> None:
         pass
 
 
-@pytest.mark.usefixtures("_kept")
-@pytest.mark.parametrize(
-    ("mode", "limit"), [(AutoresetMode.SAME_STEP, 3), (AutoresetMode.DISABLED, None)]
-)
-def test_observations_that_change_in_place(mode: AutoresetMode, limit: int | None) -> None:
-    found: dict[bool, list[Any]] = {}
-    for normalized in (False, True):
-        with Collector(
-            TorchVectorEnv(InPlace(mode), partial_reset="mask"),
-            frames_per_batch=40,
-            max_frames_per_traj=limit,
-            normalize_observations=normalized,
-        ) as collector:
-            found[normalized] = [collector.next().clone() for _ in range(3)]
-            normalization = collector.normalization
-    assert normalization is not None
-    raw, own = found[False], found[True]
-    seen = torch.cat([batch["observation"].reshape(-1, 2) for batch in raw]).numpy()
-    moments = normalization.observations["observation"]
-    assert moments.count == len(seen)
-    np.testing.assert_allclose(moments.mean, RunningMoments.of(seen).mean, rtol=1e-12)
-    # The frames of the last batch have the statistics of the batches before it.
-    before = RunningMoments.of(seen[: 2 * 40])
-    mean, scale = before.affine(1e-8)
-    for key, first in (("observation", 1), (("next", "observation"), 0)):
-        expected = np.clip((raw[2][key].numpy() - mean) * scale, -10, 10)[:, first:]
-        np.testing.assert_allclose(own[2][key].numpy()[:, first:], expected, rtol=1e-4, atol=1e-4)
-
-
-class Changed(InPlace):
-    """Simulator whose observations are made of its place.
-
-    Args:
-        change: function of the place.
-        space: space of an observation.
-        dtype: dtype of its place.
-    """
-
-    def __init__(
-        self,
-        change: Any = lambda place: place,
-        space: Any = InPlace.single_observation_space,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        super().__init__(AutoresetMode.SAME_STEP, dtype)
-        self.change, self.single_observation_space = change, space
-
-    def reset(self, **kwargs: Any) -> Any:
-        obs, info = super().reset(**kwargs)
-        return self.change(obs), info
-
-    def step(self, action: Tensor) -> Any:
-        obs, *rest, info = super().step(action)
-        return self.change(obs), *rest, {"final_obs": self.change(info["final_obs"])}
-
-
-class Still(InPlace):
+class Still(Changed):
     """Simulator in which nothing changes, and no reward is given."""
 
     def step(self, action: Tensor) -> Any:
@@ -261,7 +214,7 @@ EXTREME = {
 SMALL = {"normalize_observations": NormalizeObservation(epsilon=1e-12)}
 LARGE = {"normalize_observations": NormalizeObservation(clip=1e6)}
 STACK = {"frame_stack": 3}
-STILL = Still(AutoresetMode.SAME_STEP)
+STILL = Still()
 STILL_ARRAY = StillArray(np.full(2, -50, np.float32))
 NETWORK, FLAGS = Changed(nn.Linear(2, 2)), Changed(lambda place: place > -49)
 EMPTY = Changed(lambda place: place[:, :0], Box(-1, 1, (0,)))

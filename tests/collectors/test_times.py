@@ -32,6 +32,11 @@ def test_shares_and_seconds_divide_the_time():
     assert [facts[f"{part}_seconds"] for part in WORKER_PARTS] == [4.0, 2.0, 0.5, 0.5, 1.0]
     assert [facts[f"{part}_share"] for part in WORKER_PARTS] == [0.5, 0.25, 0.0625, 0.0625, 0.125]
     assert facts["frames_per_second"] == facts["frames_per_second_overall"] == 100 / 8
+    other = WorkerTimes()
+    other.add(batch(0.0, policy=8.0), 10)
+    facts = shares_of([times, other])
+    assert (facts["env_share"], facts["policy_share"]) == (4 / 16, 10 / 16)
+    assert (facts["env_seconds"], facts["policy_seconds"]) == (4, 10)
 
 
 def test_old_batches_count_only_for_the_totals():

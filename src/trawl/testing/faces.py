@@ -120,7 +120,9 @@ def _vector(script: Script, envs: Sequence[int], mode: str) -> Any:
 
 
 def _tensors(script: Script, envs: Sequence[int], mode: str) -> Any:
-    return _adapted(TorchVectorEnv, TensorSimulator(script, envs, mode), script)
+    # Some simulators return their observations in the same memory each time.
+    made = TensorSimulator(script, envs, mode, reuse=mode == "Disabled")
+    return _adapted(TorchVectorEnv, made, script)
 
 
 def _pool(script: Script, envs: Sequence[int], mode: str) -> Any:
@@ -142,7 +144,7 @@ class _Late(TorchVectorEnv):
 
 
 def _late(script: Script, envs: Sequence[int], mode: str) -> Any:
-    made = TensorSimulator(script, envs, mode, partial=True)
+    made = TensorSimulator(script, envs, mode, partial=True, reuse=True)
     infos = ["level"] if script.levels else []
     return _Late(made, info_keys=infos, partial_reset="mask" if mode == "SameStep" else None)
 

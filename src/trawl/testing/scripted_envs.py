@@ -282,6 +282,7 @@ class TensorSimulator:
         mode: when new episodes begin.
         partial: True if a mask can reset some of the environments, whatever the mode.
         device: device of the tensors.
+        reuse: True if observations are returned in the same memory each time.
     """
 
     def __init__(
@@ -291,7 +292,10 @@ class TensorSimulator:
         mode: str,
         partial: bool = False,
         device: str = "cpu",
+        reuse: bool = False,
     ) -> None:
+        self._reuse = reuse
+        self._shown: torch.Tensor | None = None
         self._inner = Simulator(script, envs, mode, partial)
         self.metadata = self._inner.metadata
         self.num_envs = self._inner.num_envs
@@ -309,16 +313,25 @@ class TensorSimulator:
         if "reset_mask" in (options or {}):
             options = {"reset_mask": options["reset_mask"].cpu().numpy()}
         obs, infos = self._inner.reset(seed=seed, options=options)
-        return self._tensor(obs), self._tensors(infos)
+        return self._observation(obs), self._tensors(infos)
 
     def step(self, actions: Any) -> tuple[Any, ...]:
         """Steps all environments."""
-        *results, infos = self._inner.step(actions.cpu().numpy())
-        obs, rewards, terminated, truncated = map(self._tensor, results)
-        return obs, rewards.float(), terminated, truncated, self._tensors(infos)
+        obs, *results, infos = self._inner.step(actions.cpu().numpy())
+        rewards, terminated, truncated = map(self._tensor, results)
+        shown = self._observation(obs)
+        return shown, rewards.float(), terminated, truncated, self._tensors(infos)
 
     def close(self) -> None:
         """Closes the environments."""
+
+    def _observation(self, array: Any) -> torch.Tensor:
+        found = self._tensor(array)
+        if not self._reuse:
+            return found
+        if self._shown is None:
+            self._shown = found.clone()
+        return self._shown.copy_(found)
 
     def _tensor(self, array: Any) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)
