@@ -103,38 +103,13 @@ class Twice(Collector):
         return super().rollout()
 
 
-@pytest.mark.parametrize(
-    ("cls", "options"),
-    [
-        (Collector, {"replay_buffer": Buffer}),
-        (Collector, {"replay_buffer": Buffer, "extend_buffer": False}),
-        (Collector, {"trajs_per_batch": 2, "traj_format": "cat"}),
-        (Collector, {"policy": None}),
-        (Collector, {"split_trajs": True}),
-        (Collector, {"exact_frames": True}),
-        (Collector, {"reset_at_each_iter": True}),
-        (Twice, {}),
-        (AsyncBatchedCollector, {"env_backend": "threading"}),
-        (AsyncBatchedCollector, {"env_backend": "multiprocessing"}),
-    ],
-    ids=str,
-)
-@pytest.mark.filterwarnings("ignore:split_trajs=True pads")
-def test_sums_are_those_of_the_statistics(tmp_path, cls, options):
+def test_a_batch_of_several_rollouts(tmp_path):
     path = tmp_path / "run.json.gz"
-    options = {name: value() if value is Buffer else value for name, value in options.items()}
-    source = partial(NumberedEnv, lengths=[3, 5, 1])
-    source = [source] * 3 if cls is AsyncBatchedCollector else source
-    options = {"frames_per_batch": 15, "total_frames": 105, "policy": by_step(), **options}
-    with cls(source, trace=TraceOptions(path, "step"), **options) as collector:
-        for _ in collector:
-            pass
-    timeline = read_trace(path)
-    assert_lanes_nest(timeline)
-    assert_learner(timeline, collector.stats())
-    assert_sums(timeline, "collector", collector.stats())
-    # Steps of environments that are ready have no fixed order, so single ones are not drawn.
-    assert ("collector steps" in timeline.lanes) == (cls is not AsyncBatchedCollector)
+    with Twice(NumberedEnv, by_step(), frames_per_batch=20, trace=path) as collector:
+        for _ in range(5):
+            collector.next()
+    assert_lanes_nest(read_trace(path))
+    assert_sums(read_trace(path), "collector", collector.stats())
 
 
 def test_background_collection_and_updates_of_another_thread(tmp_path):
@@ -207,32 +182,19 @@ def test_workers_draw_their_batches(tmp_path, cls, method, detail):
     [
         (SYNC, {}, "together"),
         (SYNC, {"prefetch": 1}, "together"),
-        (SYNC, {"preemptive_threshold": 0.5}, None),
-        (SYNC, {"trajs_per_batch": 2, "traj_format": "cat"}, None),
-        (SYNC, {"replay_buffer": Buffer}, None),
-        (SYNC, {"update_at_each_batch": True, "policy": nn.Linear(1, 1)}, None),
+        (SYNC, {"preemptive_threshold": 0.5, "start_method": "forkserver"}, None),
+        (SYNC, {"update_at_each_batch": True}, "together"),
         (ASYNC, {}, "taken"),
         (ASYNC, {"max_policy_lag": 0}, "max_policy_lag"),
-        (ASYNC, {"replay_buffer": Buffer, "exact_frames": True}, None),
-        (ASYNC, {"trajs_per_batch": 2, "traj_format": "cat"}, None),
     ],
     ids=str,
 )
-@pytest.mark.filterwarnings("ignore:total_frames=")
-def test_sums_of_workers_are_those_of_the_statistics(tmp_path, cls, options, reason):
+def test_the_timeline_says_why_workers_wait(tmp_path, cls, options, reason):
     path = tmp_path / "run.json.gz"
-    options = {name: value() if value is Buffer else value for name, value in options.items()}
-    if "policy" in options:
-        options |= {"policy": network(), "create_env_fn": ["Pendulum-v1"] * 2}
-    options = {"frames_per_batch": 20, "total_frames": 200, **options}
-    # Inline workers can't be late.
-    method = "forkserver" if "preemptive_threshold" in options else "inline"
-    collector = make(cls, trace=path, start_method=method, **options)
-    with collector:
-        for _ in collector:
-            pass
+    options = {"policy": network(), "create_env_fn": ["Pendulum-v1"] * 2, **options}
+    with make(cls, trace=path, frames_per_batch=20, total_frames=200, **options) as collector:
+        list(collector)
     assert_whole(read_trace(path), collector.stats("both"))
-    # Why workers are not asked for batches earlier.
     assert reason is None or reasons(path, 2) == {reason}
 
 

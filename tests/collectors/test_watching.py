@@ -7,89 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from collector_parts import Buffer, choose_by_step
-from multi_parts import CLASSES, Chooser, envs, make
+from multi_parts import Chooser, envs, make
 from tensordict.nn import TensorDictModule
 
-from trawl import Collector, MultiSyncCollector, ParallelEnv
-from trawl.collectors import AsyncBatchedCollector
-from trawl.observe import EpisodeStats, read_trace
-from trawl.testing import NestedEnv, NumberedEnv, RaggedEnv
+from tests.oracle.watching import check_episodes
+from trawl import Collector, MultiSyncCollector
+from trawl.observe import read_trace
+from trawl.testing import NumberedEnv
+from trawl.testing.oracle import Options
 
-PARTS = ("env", "policy", "overhead", "weights", "idle")
-DRIVER = ("learner", "wait", "driver")
 LENGTHS = (3, 5, 1)
-
-
-def shares(facts, parts, prefix=""):
-    return [facts[f"{prefix}{part}_share"] for part in parts]
-
-
-def check_figures(facts, workers=0):
-    """Checks what holds for the figures of any collector."""
-    assert sum(shares(facts, PARTS)) == pytest.approx(1)
-    assert sum(shares(facts, DRIVER)) == pytest.approx(1)
-    assert facts["frames_per_second"] > 0
-    assert facts["frames_per_second_overall"] > 0
-    assert facts["env_seconds"] > 0
-    assert facts["process_bytes"] > 1e6
-    assert facts["restarts"] == facts["batches_ready"] == facts["queue_depth"] == 0
-    for index in range(workers):
-        own = f"worker_{index}/"
-        if not facts[f"{own}batches"]:
-            continue  # the other worker was faster
-        assert sum(shares(facts, PARTS, own)) == pytest.approx(1)
-        assert facts[f"{own}frames_per_second"] > 0
-        assert facts[f"{own}process_bytes"] > 1e6
-
-
-def check_episodes(facts, batches):
-    """Compares the episodes with those in the batches."""
-    found = EpisodeStats()
-    for batch in batches:
-        found.update(batch)
-    assert facts["episodes"] == found.count > 0
-    if found.count <= 100:
-        assert facts["episode_return_mean"] == pytest.approx(found.recent_return)
-        assert facts["episode_length_mean"] == pytest.approx(found.recent_length)
-
-
-def numbered(kind=NumberedEnv, count=2):
-    return [partial(kind, i, lengths=LENGTHS) for i in range(count)]
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        *(partial(Collector, kind) for kind in (NumberedEnv, NestedEnv, RaggedEnv)),
-        *(partial(Collector, numbered(kind)) for kind in (NumberedEnv, NestedEnv, RaggedEnv)),
-        partial(Collector, partial(ParallelEnv, 2, numbered())),
-        partial(AsyncBatchedCollector, numbered(count=3), policy=choose_by_step),
-        partial(make, CLASSES[0], start_method="messages"),
-        partial(make, CLASSES[0], start_method="forkserver"),
-        partial(make, CLASSES[1], start_method="inline"),
-    ],
-)
-def test_figures_of_a_collector(make):
-    with make(frames_per_batch=14, total_frames=140) as collector:
-        batches = list(collector)
-        facts = collector.stats("both")
-    workers = facts.get("workers", 0)
-    check_figures(facts, workers)
-    check_episodes(facts, batches)
-    if workers:
-        assert facts["episodes"] == sum(facts[f"worker_{i}/episodes"] for i in range(workers))
-
-
-@pytest.mark.parametrize("extend", [False, True])
-def test_batches_that_go_to_a_replay_buffer_count(extend):
-    options = {"total_frames": 90, "replay_buffer": Buffer(), "extend_buffer": extend}
-    with Collector(numbered()[0], frames_per_batch=9, **options) as collector:
-        list(collector)
-        facts = collector.stats()
-    check_figures(facts)
-    assert facts["episodes"] == 30
-    assert facts["episode_length_mean"] == 3
 
 
 class Gated(NumberedEnv):
@@ -145,7 +72,7 @@ def test_a_replacement_counts_no_batch_twice(tmp_path):
             batches.append(collector.next())
         batches.append(collector.next())
         facts = collector.stats("both")
-    check_episodes(facts, batches)
+    check_episodes(facts, batches, Options())
     # Each batch is as long as its steps, at least.
     assert not any("seconds" in span.args for span in read_trace(trace).lane("worker 0"))
 

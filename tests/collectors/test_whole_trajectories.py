@@ -16,7 +16,6 @@ from trawl import Collector, MultiSyncCollector
 from trawl.testing import NumberedEnv, RaggedEnv
 
 LENGTHS = [3, 1, 5]
-FORMATS = pytest.mark.parametrize("layout", ["padded", "cat"])
 
 
 def env(number: int = 0, lengths: Any = LENGTHS, **more: Any) -> Any:
@@ -81,17 +80,6 @@ def test_what_waits_keeps_no_memory_of_batches() -> None:
     with make(frames_per_batch=100, trajs_per_batch=500) as collector:
         collector.next()
         assert collector.stats()["batches_held"] <= 1
-
-
-@FORMATS
-def test_a_fake_batch_has_the_layout_of_a_real_one(layout: str) -> None:
-    with make(traj_format=layout) as collector:
-        fake, batch = collector.fake_tensordict(), collector.next()
-    assert keys(fake) == keys(batch)
-    assert (MASK in keys(batch)) == (layout == "padded")
-    assert fake.ndim == batch.ndim
-    assert batch.names == (["time"] if layout == "cat" else [None, None])
-    assert all(fake[key].dtype is batch[key].dtype for key in keys(batch))
 
 
 # --- what cuts trajectories off

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from tensordict import TensorDictBase, is_leaf_nontensor
 from tensordict.nn import TensorDictModule
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 
+from tests.oracle.watching import check_episodes, check_fake, check_figures, check_timeline
 from trawl.backends import InlineBackend
 from trawl.collectors import (
     AsyncBatchedCollector,
@@ -76,6 +79,7 @@ class Case:
         failures: True if steps fail.
         lengths: lengths of the episodes; None for those of a script by default.
         written: True if the user writes into batches.
+        watched: True to check figures and a timeline, too.
     """
 
     face: str = "one"
@@ -90,6 +94,7 @@ class Case:
     failures: bool = False
     lengths: tuple[int, ...] | None = None
     written: bool = False
+    watched: bool = False
 
     @property
     def kind(self) -> Face:
@@ -337,15 +342,23 @@ def makers_of(case: Case, envs: Sequence[int]) -> Any:
 
 def check(case: Case) -> None:
     """Collects some batches, and then compares all of them with the oracle."""
+    with TemporaryDirectory() as folder:
+        trace = Path(folder) / "run.json.gz"
+        facts, found = collected(case, **({"trace": trace} if case.watched else {}))
+        if case.watched:
+            check_figures(facts)
+            check_timeline(facts, trace)
+            if case.delivery in ("rows", "split"):
+                check_episodes(facts, found, case.options)
+
+
+def collected(case: Case, **more: Any) -> tuple[dict[str, Any], list[TensorDictBase]]:
+    """Collects some batches, compares them, and returns them and the figures after the end."""
     if case.delivery in ("buffer", "steps", "buffer_whole"):
-        buffer = ReplayBuffer(storage=LazyTensorStorage(1000))
-        with collector_of(case, replay_buffer=buffer) as collector:
-            assert [*islice(collector, BATCHES)].count(None) == collector.stats()["batches"]
-        compare(case, [buffer[:]] if len(buffer) else [])
-        return
-    with collector_of(case) as collector:
-        if whole := case.delivery == "rows" and not case.options.exact_frames:
-            fake = collector.fake_tensordict()
+        more["replay_buffer"] = buffer = ReplayBuffer(storage=LazyTensorStorage(1000))
+    with collector_of(case, **more) as collector:
+        buffered = "replay_buffer" in more
+        fake = None if buffered else collector.fake_tensordict()
         same = case.further.get("return_same_td")
         objects, found = set(), []
         for batch in islice(collector, BATCHES):
@@ -354,12 +367,19 @@ def check(case: Case) -> None:
             if case.written:
                 overwrite(case, batch)
         assert not same or len(objects) == 1
-        if whole:
+        facts = collector.stats("both")
+        if buffered:
+            assert found.count(None) == len(found) == facts["batches"]
+            found = [buffer[:]] if len(buffer) else []
+        elif case.delivery == "rows" and not case.options.exact_frames:
             assert layout(fake) == layout(found[0])
             assert case.on_their_own or found[0].names[-1] == "time"
+        elif found:
+            check_fake(fake, found[0], case.delivery)
         if "trajs_per_batch" in DELIVERIES[case.delivery]:
-            assert collector.stats()["trajectories"] == 3 * len(found)
-        compare(case, found, collector.normalization)
+            assert facts["trajectories"] == 3 * len(found)
+        compare(case, found, None if buffered else collector.normalization)
+    return collector.stats("both"), found
 
 
 def overwrite(case: Case, batch: TensorDictBase) -> None:

@@ -52,6 +52,7 @@ FACTORS: dict[str, list[Any]] = {
         *(None, "written", "use_buffers=False", "return_same_td"),
         *("ahead", "joined", "joined in time"),
     ],
+    "watched": [False, True],
 }
 
 
@@ -105,6 +106,7 @@ def case_of(chosen: dict[str, Any]) -> Case:
         masks=chosen["masks"],
         failures=chosen["failures"],
         written=chosen["memory"] == "written",
+        watched=chosen["watched"],
     )
 
 

@@ -29,6 +29,7 @@ STATES = {
     "delivery": ["rows", "cat", "in_turn"],
     "frames_per_batch": [12, 27],
     "memory": [one for one in FACTORS["memory"] if one != "written"],
+    "watched": [False],
     # Batches before the state, and batches of the collector that loads it.
     "at": [1, 0, 2],
     "used": [0, 2],
