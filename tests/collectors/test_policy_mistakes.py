@@ -3,6 +3,7 @@
 import bdb
 import traceback
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
@@ -139,28 +140,36 @@ class Rows(torch.nn.Module):
         return torch.nn.functional.one_hot(torch.zeros(self.count, dtype=torch.int64), 4)
 
 
-def test_a_number_of_rows_that_is_not_that_of_the_environments():
-    expected = (
-        r"policy wrote 'action' with shape \(4, 4\), but it was called with inputs of batch size "
-        r"\(3,\), so the shape must begin with \(3, ...\): write a row for each environment"
-    )
-    with pytest.raises(ValueError, match=expected):
-        Collector([NumberedEnv] * 3, Rows(4), frames_per_batch=9)
+CALLED = r"policy wrote 'action' with shape \(4, 4\), but it was called with inputs of batch size "
+OF_READY = (
+    r"\([123],\), so the shape must be \([123], 4\)\. The policy acts for the environments "
+    r"that are ready, whose number changes .* Take the batch size from the inputs"
+)
 
 
-def test_a_policy_that_ignores_how_many_environments_are_ready():
-    expected = (
-        r"policy wrote 'action' with shape \(4, 4\), but it was called with inputs of batch size "
-        r"\([123],\), so the shape must be \([123], 4\)\. The policy acts for the environments "
-        r"that are ready, whose number changes .* Take the batch size from the inputs"
-    )
-    with (
-        AsyncBatchedCollector(
-            [NumberedEnv] * 4, policy=Rows(4), frames_per_batch=100, max_batch_size=3
-        ) as collector,
-        pytest.raises(ValueError, match=expected),
-    ):
-        collector.next()
+@pytest.mark.parametrize(
+    ("cls", "source", "options", "text"),
+    [
+        (
+            Collector,
+            [NumberedEnv] * 3,
+            {},
+            r"\(3,\), so the shape must begin with \(3, ...\): write a row for each environment",
+        ),
+        (AsyncBatchedCollector, [NumberedEnv] * 4, {"max_batch_size": 3}, OF_READY),
+        (
+            Collector,
+            partial(ParallelEnv, 4, NumberedEnv, groups=2, backend="thread"),
+            {},
+            r"\(2,\), so the shape must be \(2, 4\)",
+        ),
+    ],
+    ids=["list", "ready", "groups"],
+)
+def test_a_number_of_rows_that_is_not_that_of_the_inputs(cls, source, options, text):
+    with pytest.raises(ValueError, match=CALLED + text):  # noqa: SIM117
+        with cls(source, policy=Rows(4), frames_per_batch=96, **options) as collector:
+            collector.next()
 
 
 def test_always_the_same_number_of_environments_is_an_option():
@@ -171,15 +180,6 @@ def test_always_the_same_number_of_environments_is_an_option():
         server_config={"static_batch_size": 4},
     ) as collector:
         assert len(collector.next()) == 100
-
-
-def test_a_policy_that_ignores_that_it_acts_for_a_group():
-    env = ParallelEnv(4, NumberedEnv, groups=2, backend="thread")
-    with (
-        Collector(env, Rows(4), frames_per_batch=8) as collector,
-        pytest.raises(ValueError, match=r"batch size \(2,\), so the shape must be \(2, 4\)"),
-    ):
-        collector.next()
 
 
 def test_another_shape_later_on():
