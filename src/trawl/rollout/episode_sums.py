@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -56,7 +57,9 @@ class EpisodeSums:
         # Plain numbers in two lists, because many tuples would make Python look for garbage.
         self._ended: tuple[list[float], list[int]] = ([], [])
 
-    def add(self, rewards: Array, done: Mask, counted: Mask | None = None) -> None:
+    def add(
+        self, rewards: Array, done: Mask, counted: Mask | None = None, most: float = math.inf
+    ) -> None:
         """Adds a batch.
 
         Args:
@@ -65,7 +68,12 @@ class EpisodeSums:
             counted: False where a step is no frame, ``(steps, num_envs)``; None if all are. Such a
                 step begins a new episode. If it was a reset, the episode before it has ended; if it
                 was a failure, the episode ends with the step before.
+            most: number of frames, step by step, that are delivered at most. Episodes that end in
+                later frames are not counted.
         """
+        if most < done.size:
+            frames = np.ones(done.shape, np.bool_) if counted is None else counted
+            done = done & (frames.reshape(-1).cumsum().reshape(done.shape) <= most)
         steps = len(done)
         if counted is None and done.size == 1 and not done.item():
             # Plain numbers take a quarter of the time, and don't warn of infinite ones.

@@ -272,7 +272,7 @@ class FixedLayoutWriter(BatchWriter):
         done = block.on_host(DONE, filled)[..., 0]
         counted = block.on_host(MASK, filled) if self.entries.masked else None
         check_rewards(rewards, lambda: self._actions(block, filled))
-        self.sums.add(rewards, done, counted)
+        self.sums.add(rewards, done, counted, self.most_frames)
         self._number(block, done, counted)
 
     def _number(self, block: Block, done: Mask, counted: Mask | None) -> None:

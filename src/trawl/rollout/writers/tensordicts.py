@@ -408,7 +408,8 @@ class TensorDictBatchWriter(BatchWriter):
         rewards = [value.detach().cpu().double().reshape(shape) for ((value, _),) in found]
         # Several rewards of a frame belong to agents.
         mean = torch.cat(rewards, -1).mean(-1).numpy().T
-        self.sums.add(mean, done, ~skipped if skipped.any() else None)
+        counted = ~skipped if skipped.any() else None
+        self.sums.add(mean, done, counted, self.most_frames)
 
     @override
     def reset(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
