@@ -117,10 +117,11 @@ def test_any_batch_is_cut_into_its_pieces(key, options, nested, given):
 
 
 @pytest.mark.parametrize("key", ["done", "over", ("agent", "over")], ids=str)
-@given(any_batch())
-def test_done_flags_say_the_same_as_ids(key, given):
+@given(any_batch(), st.booleans())
+def test_done_flags_say_the_same_as_ids(key, given, ended):
+    """Rows end trajectories, whether their last frames have flags or not."""
     ids, _ = given
-    done = torch.ones_like(ids, dtype=torch.bool)
+    done = torch.full_like(ids, ended, dtype=torch.bool)
     done[..., :-1] = ids[..., 1:] != ids[..., :-1]
     numbers = torch.arange(1, ids.numel() + 1).reshape(ids.shape)
     name = ("next", key) if isinstance(key, str) else ("next", *key)

@@ -115,7 +115,11 @@ def theirs(env, policy=None, **options):
 
 def ours(env, policy=None, **options):
     with trawl.collectors.Collector(env, policy, **SIZE | options) as collector:
-        return list(collector)
+        fake, found = collector.fake_tensordict(), list(collector)
+    if not {"split_trajs", "interruptor"} & options.keys():
+        assert layout(fake) == layout(found[0])
+        assert (fake.names, fake.device) == (found[0].names, found[0].device)
+    return found
 
 
 def made(maker):

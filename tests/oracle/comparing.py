@@ -359,12 +359,12 @@ def collected(case: Case, **more: Any) -> tuple[dict[str, Any], list[TensorDictB
     with collector_of(case, **more) as collector:
         buffered = "replay_buffer" in more
         fake = None if buffered else collector.fake_tensordict()
-        same = case.further.get("return_same_td")
+        same, written = case.further.get("return_same_td"), case.written and not buffered
         objects, found = set(), []
         for batch in islice(collector, BATCHES):
             objects.add(id(batch))
-            found.append(batch.clone() if same or case.written else batch)
-            if case.written:
+            found.append(batch.clone() if same or written else batch)
+            if written:
                 overwrite(case, batch)
         assert not same or len(objects) == 1
         facts = collector.stats("both")

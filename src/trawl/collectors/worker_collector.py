@@ -360,8 +360,9 @@ class WorkerCollector(BaseCollector, OptionAttributes):  # type: ignore[misc]  #
         alone = self.parts.outbox.whole is not None or not self.sync
         tracker = self.parts.weights.tracker
         version = None if tracker is None else tracker.version
-        batch = self.parts.gathering.assembler.combine(fakes[:1] if alone else fakes, version)
-        return self.parts.outbox.fake(batch[0] if alone else batch)
+        assembler = self.parts.gathering.assembler
+        batch = assembler.combine(fakes[:1] if alone else fakes, version)
+        return self.parts.outbox.fake(batch[0] if alone and assembler.how == "stack" else batch)
 
     # --- control of the workers
 
