@@ -97,3 +97,25 @@ def test_envpool_with_other_spaces(envpool, name):
         assert torch.equal(
             own["next", "observation"][:-1][goes_on], own["observation"][1:][goes_on]
         )
+
+
+@pytest.mark.parametrize("limit", [1, 7])
+def test_envpool_ends_episodes_at_a_limit(envpool, limit):
+    def make():
+        return envpool.make_gymnasium("CartPole-v1", num_envs=6, batch_size=2, seed=3)
+
+    found = frames_of(make, leans, 800, max_frames_per_traj=limit)
+    for mine in found:
+        count, late = mine["step_count"][:, 0], mine["next", "step_count"][:, 0] == limit
+        done = mine["next", "done"][:, 0]
+        assert count.max() == limit - 1
+        assert late.any()
+        assert torch.equal(done, late | mine["next", "terminated"][:, 0])
+        assert (mine["next", "truncated"][:, 0] == late).all()
+        assert torch.equal(count[1:], torch.where(done, 0, count + 1)[:-1])
+        # An episode begins close to the middle.
+        assert (mine["observation"][count == 0].abs() <= 0.05).all()
+        going = ~done[:-1]
+        assert torch.equal(mine["observation"][1:][going], mine["next", "observation"][:-1][going])
+        ids = mine["collector", "traj_ids"]
+        assert torch.equal(ids.diff() != 0, done[:-1])
