@@ -189,7 +189,7 @@ def test_objects_with_other_statistics_are_counted_by_polls():
     assert ended(monitor)
 
 
-def test_a_sink_may_close_its_monitor():
+def test_a_sink_may_close_its_monitor(capsys):
     def close(stats):
         if stats["frames"] == 60:
             monitor.close()
@@ -198,6 +198,7 @@ def test_a_sink_may_close_its_monitor():
         monitor = Monitor(collector, [close], every=0.001)
         list(collector)
         assert ended(monitor)
+    assert capsys.readouterr().err == ""
 
 
 # --- sinks that fail, or are slow
