@@ -77,6 +77,17 @@ def test_threads_send_whole_messages(line):
     orders.close()
 
 
+def test_the_end_comes_after_what_was_sent(line):
+    orders = met(line)
+    line.send(Frame(1, b"last"))
+    line.close()
+    assert orders.next().body == b"last"
+    assert orders.waiting
+    with pytest.raises(EOFError, match="other end is gone"):
+        orders.next()
+    orders.close()
+
+
 def test_messages_come_both_ways(line):
     body, array = os.urandom(100), np.random.default_rng(0).integers(0, 256, LARGE, np.uint8)
     orders = met(line)
