@@ -1,9 +1,10 @@
-"""What changes after the first step: dtypes of outputs and observations, weights, methods."""
+"""What changes between batches: weights, methods, hooks, wrappers."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import gymnasium
-import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -14,8 +15,10 @@ from tensordict.nn import (
 )
 from torch import nn
 from torch.distributions import Normal
+from torch.nn.modules import module
 
 from trawl.collectors import Collector
+from trawl.envs import GymEnv, SerialEnv
 from trawl.testing import Ledger, NumberedEnv
 
 
@@ -23,48 +26,20 @@ def linear() -> TensorDictModule:
     return TensorDictModule(nn.Linear(3, 1), in_keys=["observation"], out_keys=["action"])
 
 
-@pytest.mark.parametrize("env", ["Pendulum-v1", ["Pendulum-v1"] * 2], ids=["one", "two"])
-def test_outputs_of_a_lower_precision_keep_their_values(env) -> None:
+def with_buffers() -> TensorDictModule:
     policy = linear()
-    with Collector(env, policy, frames_per_batch=8) as collector:
-        with torch.autocast("cpu", torch.bfloat16):
-            batch = collector.next()
-        with torch.no_grad():
-            expected = policy.module(batch["observation"])
-    torch.testing.assert_close(batch["action"], expected, rtol=0.05, atol=0.05)
+    for name in ("weight", "bias"):
+        value = getattr(policy.module, name).detach().clone()
+        delattr(policy.module, name)
+        policy.module.register_buffer(name, value)
+    return policy
 
 
-class Fading(gymnasium.Env):
-    """Gives uint8 images, and other numbers from the second step on."""
-
-    observation_space = gymnasium.spaces.Box(0, 255, (2, 2), np.uint8)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def __init__(self, later) -> None:
-        self.later = later
-        self.steps = 0
-
-    def reset(self, *, seed=None, options=None):
-        return np.zeros((2, 2), np.uint8), {}
-
-    def step(self, action):
-        self.steps += 1
-        obs = self.later if self.steps > 1 else np.ones((2, 2), np.uint8)
-        return obs, 0.0, False, False, {}
-
-
-def test_observations_of_another_kind_are_refused() -> None:
-    env = Fading(np.full((2, 2), 0.7))
-    with (
-        Collector(env, frames_per_batch=8) as collector,
-        pytest.raises(TypeError, match="'observation' is float64, but its space says uint8"),
-    ):
-        collector.next()
-
-
-@pytest.mark.parametrize("compiled", [None, {"backend": "eager"}], ids=["plain", "compiled"])
-def test_replaced_weights_act_from_the_next_batch_on(compiled) -> None:
-    policy = linear()
+@pytest.mark.parametrize(
+    ("make", "compiled"), [(linear, None), (linear, {"backend": "eager"}), (with_buffers, None)]
+)
+def test_replaced_weights_act_from_the_next_batch_on(make, compiled) -> None:
+    policy = make()
     with Collector("Pendulum-v1", policy, frames_per_batch=4, compile_policy=compiled) as collector:
         assert collector.next()["action"].abs().sum() > 0
         TensorDict.from_module(policy).apply(torch.zeros_like).to_module(policy)
@@ -97,16 +72,26 @@ def give_half(*_):
     return torch.full((1,), 0.5)
 
 
+def give_half_for_the_last_layer(layer, *_):
+    return give_half() if isinstance(layer, Doubled) else None
+
+
 CHANGES = {
     "hook": lambda policy, _: policy.module.register_forward_hook(give_half),
     "hook of a layer": lambda policy, _: policy.module[1].register_forward_hook(give_half),
     "hook of the policy": lambda policy, _: policy.register_forward_hook(
         lambda _, __, td: td.set("action", give_half())
     ),
+    "hook of all modules": lambda _, patch: patch.setitem(
+        module._global_forward_hooks, 0, give_half_for_the_last_layer
+    ),
     "layer": lambda policy, _: policy.module.__setitem__(1, Constant()),
     "module": lambda policy, _: setattr(policy, "module", Constant()),
     "parameters": lambda policy, _: replace_parameters(policy),
     "method": lambda policy, _: setattr(policy.module[1], "forward", give_half),
+    "method of a layer of torch's": lambda policy, _: setattr(
+        policy.module[0], "forward", lambda _: torch.full((1,), 0.25)
+    ),
     "method of the class": lambda _, patch: patch.setattr(Doubled, "forward", give_half),
     "class": lambda policy, _: setattr(policy.module[1], "__class__", Constant),
 }
@@ -121,6 +106,17 @@ def test_a_change_of_the_policy_between_two_batches_is_heeded(change, monkeypatc
         after = [collector.next()["action"] for _ in range(2)]
     assert not (torch.cat(before) == 0.5).any()
     assert (torch.cat(after) == 0.5).all()
+
+
+def test_dropout_follows_the_mode() -> None:
+    inner = nn.Sequential(nn.Linear(3, 1), nn.Dropout(1.0))
+    policy = TensorDictModule(inner, in_keys=["observation"], out_keys=["action"])
+    with Collector("Pendulum-v1", policy, frames_per_batch=4) as collector:
+        assert collector.next()["action"].eq(0).all()
+        policy.eval()
+        assert collector.next()["action"].ne(0).all()
+        policy.train()
+        assert collector.next()["action"].eq(0).all()
 
 
 def test_a_hook_that_is_removed_is_no_longer_called() -> None:
@@ -214,57 +210,41 @@ def test_environments_that_are_reset_with_one_seed_differ() -> None:
         assert len(first.unique(dim=0)) == 3
 
 
-def test_weights_that_are_buffers_may_be_replaced() -> None:
-    policy = linear()
-    layer = policy.module
-    for name in ("weight", "bias"):
-        value = getattr(layer, name).detach().clone()
-        delattr(layer, name)
-        layer.register_buffer(name, value)
-    zeros = {name: torch.zeros_like(value) for name, value in policy.state_dict().items()}
-    with Collector("Pendulum-v1", policy, frames_per_batch=4) as collector:
-        assert collector.next()["action"].abs().sum() > 0
-        policy.load_state_dict(zeros, assign=True)
-        assert collector.next()["action"].abs().sum() == 0
+# --- small batches, whose memory is bound once
 
 
-class Growing(gymnasium.Env):
-    """Has an observation without a fixed layout, and a reward that is the action."""
+class Rewarded(gymnasium.RewardWrapper):
+    """Doubles the rewards."""
 
-    observation_space = gymnasium.spaces.Dict(
-        number=gymnasium.spaces.Box(0, 9, (1,), np.float32),
-        several=gymnasium.spaces.Sequence(
-            gymnasium.spaces.Box(-1, 1, (1,), np.float32), stack=True
-        ),
+    def reward(self, reward: Any) -> Any:
+        return 2 * reward
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_wrapper_that_is_added_between_batches_takes_effect(several: bool) -> None:
+    one = GymEnv("CartPole-v1")
+    env: Any = SerialEnv(2, [lambda: one, "CartPole-v1"]) if several else one
+    with Collector(env, frames_per_batch=4) as collector:
+        before = [collector.next() for _ in range(3)]
+        one.env = Rewarded(one.env)
+        after = [collector.next() for _ in range(3)]
+    rewards = torch.stack(
+        [batch["next", "reward"].reshape(-1, 4 // (1 + several)) for batch in after]
     )
-    action_space = gymnasium.spaces.Box(-99, 99, (1,), np.float32)
-
-    def shown(self) -> dict[str, np.ndarray]:
-        return {"number": np.ones(1, np.float32), "several": np.zeros((2, 1), np.float32)}
-
-    def reset(self, *, seed=None, options=None):
-        return self.shown(), {}
-
-    def step(self, action):
-        return self.shown(), float(action[0]), False, False, {}
+    assert (rewards[:, 0] == 2).all()
+    assert not several or (rewards[:, 1] == 1).all()
+    assert all((batch["next", "reward"] == 1).all() for batch in before)
 
 
-@pytest.mark.parametrize("kind", ["array", "tuple", "parameter", "tensor"])
-def test_actions_stay_though_a_policy_uses_their_memory_again(kind) -> None:
-    memory = nn.Parameter(torch.zeros(1), requires_grad=kind == "parameter")
+def test_methods_that_are_replaced_between_batches_take_effect() -> None:
+    env = GymEnv("CartPole-v1")
+    with Collector(env, frames_per_batch=4) as collector:
+        collector.next()
+        step = env.env.step
 
-    def act(number: torch.Tensor) -> object:
-        with torch.no_grad():
-            memory.add_(1)
-        return {
-            "array": memory.detach().numpy(),
-            "tuple": (memory.detach(),),
-            "parameter": memory,
-            "tensor": memory.detach(),
-        }[kind]
+        def rewarded(action: Any) -> Any:
+            obs, _, *rest = step(action)
+            return obs, 100.0, *rest
 
-    policy = TensorDictModule(act, ["number"], ["action"])
-    with Collector(Growing, policy, frames_per_batch=5) as collector:
-        batch = collector.next()
-    assert torch.equal(batch["action"], batch["next", "reward"])
-    assert len(batch["action"].unique()) == 5
+        env.env.step = rewarded
+        assert (collector.next()["next", "reward"] == 100).all()

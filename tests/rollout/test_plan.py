@@ -18,10 +18,10 @@ from tensordict.nn import (
 )
 from torch import distributions as d
 from torch import nn
+from torch.nn.utils import parametrizations
 
 from trawl.collectors import Collector
 from trawl.rollout.policy.plan import NotPlannable, make_plan
-from trawl.testing import NestedEnv
 
 OBS, ACTION = "observation", "action"
 
@@ -67,6 +67,17 @@ def parameters():
     return module(nn.Sequential(nn.Linear(3, 2), Chunk()), out_keys=("loc", "scale"))
 
 
+def network():
+    return nn.Sequential(
+        nn.Linear(3, 8),
+        nn.Tanh(),
+        nn.Sequential(nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 8, bias=False), nn.Sigmoid()),
+        nn.ReLU(inplace=True),
+        nn.ELU(),
+        nn.Linear(8, 1),
+    )
+
+
 def scaled(x, by):
     return x * by
 
@@ -75,6 +86,9 @@ def scaled(x, by):
 PLANNABLE = {
     "one module": lambda: module(),
     "a deep module": lambda: module(nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))),
+    "layers of all kinds": lambda: module(network()),
+    "a parametrised layer": lambda: module(parametrizations.weight_norm(nn.Linear(3, 1))),
+    "a script": lambda: module(torch.jit.trace(nn.Linear(3, 1), torch.ones(3))),
     "a function": lambda: module(lambda x: x[..., :1].sin()),
     "a chain": lambda: TensorDictSequential(
         module(nn.Linear(3, 4), out_keys=("hidden",)), module(nn.Linear(4, 1), ("hidden",))
@@ -280,23 +294,6 @@ def test_torchrls_policies_give_the_same(name, batched):
         ),
     }
     assert_same_as_called_with_a_tensordict(makes[name], batched=batched)
-
-
-def test_nested_observations_are_read_and_nested_actions_written():
-    def act(steps, env):
-        choice = torch.eye(2, dtype=torch.int64)[env.argmax(-1) % 2]
-        bits = torch.stack([steps[..., 0] % 2, steps[..., 0] // 2 % 2], -1).to(torch.int8)
-        return choice, bits, torch.zeros(1)
-
-    policy = TensorDictModule(
-        act,
-        [("when", "steps", "1"), "env"],
-        [("pick", "0"), ("pick", "1"), "push"],
-    )
-    with Collector(NestedEnv(1, lengths=[3]), policy, frames_per_batch=6) as collector:
-        batch = collector.next()
-        assert collector.stats()["policy_path"] == "direct"
-    assert NestedEnv.action_numbers(batch).tolist() == [4, 6, 5, 7, 4, 6]
 
 
 def test_a_module_that_gives_too_few_outputs_is_named():

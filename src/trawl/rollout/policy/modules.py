@@ -128,7 +128,8 @@ class ModuleWatch:
         found = [has_global_hook(), *chain.from_iterable(self._tables)]
         found += map(type, self._parts)
         for kind in self._kinds:
-            found += (kind.forward, kind.__call__)
+            # A script has a method of this name only in its instances.
+            found += (getattr(kind, "forward", None), kind.__call__)
         return found
 
     @property
