@@ -71,7 +71,8 @@ class Case:
         place: ``"one"`` process, workers: ``"sync"``, ``"sync_messages"`` or ``"async"``, or
             ``"ready"``, where each environment steps on its own.
         delivery: form in which frames are delivered.
-        policy: kind of policy.
+        policy: kind of policy. A ``"function"`` of tensors and one of a ``"tensordict"`` spoil what
+            they read, and what they returned before.
         further: further arguments of the collector, which change no frame.
         levels: True if there are entries of ``info``.
         late: True if resets don't have them.
@@ -217,15 +218,40 @@ class Recurrent(torch.nn.Module):
         return *self.choose(observation), hidden + 1
 
 
+class Careless:
+    """Writes over what it has read, and returns its outputs in the same memory each time."""
+
+    def __init__(self, choose: Choose) -> None:
+        self.choose = choose
+        self.memory: dict[torch.Size, tuple[torch.Tensor, ...]] = {}
+
+    def __call__(self, observation: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = self.choose(observation)
+        observation.fill_(1)
+        memory = self.memory.setdefault(observation.shape, found)
+        for own, value in zip(memory, found, strict=True):
+            own.copy_(value)
+        return memory
+
+
 class OfTensorDict:
-    """A policy that is called with a TensorDict."""
+    """Does the same with all entries of a TensorDict.
+
+    Args:
+        choose: what chooses actions.
+        keys: key of the observation, and those of the outputs.
+    """
 
     def __init__(self, choose: Choose, keys: Sequence[Any]) -> None:
-        self.choose, self.keys = choose, keys
+        self.choose, self.keys = Careless(choose), keys
 
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
         read, *written = self.keys
-        for key, value in zip(written, self.choose(tensordict[read]), strict=True):
+        outputs = self.choose(tensordict[read])
+        for value in tensordict.values(True, True):
+            if isinstance(value, torch.Tensor):
+                value.fill_(1)
+        for key, value in zip(written, outputs, strict=True):
             tensordict[key] = value
         return tensordict
 
@@ -238,7 +264,7 @@ def policy_of(case: Case) -> Any:
     choose = kind(dims, case.script.actions, one_hot, options.normalize_observations)
     keys = [face.key(name) for name in ("observation", "action", "seen")]
     if case.policy == "function":
-        return choose
+        return Careless(choose)
     if case.policy == "tensordict":
         return OfTensorDict(choose, keys)
     if options.recurrent:
@@ -379,6 +405,8 @@ def collected(case: Case, **more: Any) -> tuple[dict[str, Any], list[TensorDictB
         if "trajs_per_batch" in DELIVERIES[case.delivery]:
             assert facts["trajectories"] == 3 * len(found)
         compare(case, found, None if buffered else collector.normalization)
+        check_sums(case, found, facts)
+        check_sink(case, found)
     return collector.stats("both"), found
 
 
@@ -391,12 +419,81 @@ def overwrite(case: Case, batch: TensorDictBase) -> None:
             value.frames.fill_(1)
 
 
+class Written(list[Any]):
+    """A sink that keeps what is written."""
+
+    def write(self, batch: TensorDictBase) -> None:
+        self.append(batch.clone())
+
+    def close(self, complete: bool) -> None:
+        """Does nothing."""
+
+
 # --- comparing
 
 
 def layout(batch: TensorDictBase) -> Any:
     """Returns the names and sizes of the dimensions, and shape and dtype of each entry."""
     return batch.names, batch.shape, {k: (v.shape, v.dtype) for k, v in batch.items(True, True)}
+
+
+def real(batch: TensorDictBase) -> TensorDictBase:
+    """Returns the frames of a batch without those that only fill it up."""
+    # Text can't be indexed by a mask of several dimensions.
+    flat = batch.reshape(-1) if batch.batch_size.numel() else batch.flatten()
+    return flat[batch[MASK].reshape(-1)] if MASK in batch.keys(True) else flat
+
+
+def check_sums(case: Case, found: Sequence[TensorDictBase], stats: Any) -> None:
+    """Checks returns and lengths of the episodes that have ended in what the collector delivered.
+
+    Those that failures or ``set_truncated`` end are not compared, as these are not their own ends.
+    Those of an exact number of frames are compared with what is watched.
+    """
+    options, normalized = case.options, case.options.normalize_rewards
+    if (
+        case.delivery not in ("rows", "split", "buffer", "steps")
+        or case.place not in ("one", "sync", "sync_messages", "ready")
+        or case.further.get("prefetch")
+        or options.restart
+        or options.set_truncated
+        or options.exact_frames
+        or not options.track_traj_ids
+        or (normalized and not options.keep_raw)
+    ):
+        return
+    key = case.kind.key(("next", "raw_reward" if normalized else "reward"))
+    returns: dict[int, list[float]] = {}
+    ended = []
+    for batch in found:
+        frames = real(batch.select(IDS, MASK, ("next", "done"), key, strict=False))
+        if not len(frames):
+            continue
+        rewards = frames[key].reshape(len(frames), -1).mean(-1).tolist()
+        dones = frames["next", "done"].reshape(-1).tolist()
+        for number, reward, done in zip(frames[IDS].tolist(), rewards, dones, strict=True):
+            returns.setdefault(number, []).append(reward)
+            if done:
+                ended.append(returns.pop(number))
+    assert stats["episodes"] == len(ended)
+    if 0 < len(ended) <= 100:
+        mean = np.mean([sum(one) for one in ended])
+        np.testing.assert_allclose(stats["episode_return_mean"], mean, 1e-5)
+        assert stats["episode_length_mean"] == np.mean([len(one) for one in ended])
+
+
+def check_sink(case: Case, found: Sequence[TensorDictBase]) -> None:
+    """Checks that a sink has got all that was delivered or put into a buffer."""
+    sink = case.further.get("sink")
+    if sink is None:
+        return
+    if case.delivery in ("buffer", "steps", "buffer_whole"):
+        assert sum(map(len, map(real, sink))) == sum(map(len, map(real, found)))
+        return
+    for one, other in zip(sink, found, strict=True):
+        assert one.shape == other.shape
+        for key in other.keys(True, True):
+            assert torch.equal(dense(one[key]), dense(other[key])), key
 
 
 class Ids:
@@ -594,10 +691,7 @@ def compare_environments(case: Case, found: Sequence[TensorDictBase], ids: Ids) 
     """
     delivered: dict[int, list[TensorDictBase]] = {}
     for batch in found:
-        frames = batch.reshape(-1)
-        if MASK in batch.keys(True):
-            # Text can't be indexed by a mask of several dimensions.
-            frames = frames[batch[MASK].reshape(-1)]
+        frames = real(batch)
         leaves = frames.keys(True, True, is_leaf=is_leaf_nontensor)
         frames = frames.select(*(key for key in leaves if key != MASK))
         if not len(frames):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -23,13 +23,21 @@ def pairs(factors: Mapping[str, Sequence[Any]], allowed: Allowed) -> set[Any]:
     }
 
 
-def pairwise(factors: Mapping[str, Sequence[Any]], allowed: Allowed) -> list[Case]:
-    """Returns cases that have every pair that can meet.
+def met(cases: Iterable[Case]) -> set[Any]:
+    """Returns all pairs of values that meet in some cases."""
+    return {frozenset(pair) for case in cases for pair in combinations(case.items(), 2)}
+
+
+def pairwise(
+    factors: Mapping[str, Sequence[Any]], allowed: Allowed, others: Iterable[Case] = ()
+) -> list[Case]:
+    """Returns cases that have every pair that can meet, but for those that meet in others.
 
     The first value of each factor must be possible with all values of the others.
     """
     # By their texts, as values of factors may have no order.
-    texts = {pair: str(sorted(pair, key=str)) for pair in pairs(factors, allowed)}
+    missing = pairs(factors, allowed) - met(others)
+    texts = {pair: str(sorted(pair, key=str)) for pair in missing}
     left, cases, draw = set(texts), list[Case](), random.Random(0)
     while left:
         case: Case = dict(sorted(min(left, key=texts.__getitem__), key=str))
@@ -45,6 +53,6 @@ def pairwise(factors: Mapping[str, Sequence[Any]], allowed: Allowed) -> list[Cas
             case[factor] = draw.choice(
                 [value for value, gain in zip(fitting, gains, strict=True) if gain == best]
             )
-        left -= {frozenset(pair) for pair in combinations(case.items(), 2)}
+        left -= met([case])
         cases.append(case)
     return cases

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -37,6 +38,14 @@ FAILING = [face for face in FACES if face != "jax"]
 # there again, after some steps that succeed.
 STEPS = [(0, 0, 3), (0, 1, 1), (0, 2, 2), (0, 2, 4), (2, 0, 4), (2, 1, 1), (1, 1, 2), (1, 2, 1)]
 RESETS = [(0, 2, 0), (1, 2, 0), (2, 2, 0)]
+
+
+# Options that hold something of the batch while it is collected.
+STAGES: list[dict[str, Any]] = [
+    {"frame_stack": 3},
+    {"normalize_observations": True, "normalize_rewards": True},
+    {},
+]
 
 
 @dataclass(frozen=True)
@@ -96,17 +105,20 @@ def test_every_real_frame_is_delivered_once(face) -> None:
 
 @pytest.mark.parametrize("face", FAILING)
 def test_an_error_names_the_step_and_closes_the_collector(face) -> None:
-    where = places(face)
+    where, index = places(face), FAILING.index(face)
     for place in ("one", "sync"):
-        case = Failing(face, Options(frames_per_batch=6), place, at=next(where))
+        options = Options(frames_per_batch=6, **STAGES[(index + len(place)) % len(STAGES)])
+        case = Failing(face, options, place, at=next(where))
         message = "environment {} fails in episode {} at step {}".format(*case.at)
         collector = collector_of(case)
         with pytest.raises(ScriptedFailure, match=message) as error:
-            for _ in islice(collector, 60):
-                pass
+            deque(islice(collector, 60), maxlen=0)
         told = "\n".join([str(error.value), *getattr(error.value, "__notes__", [])])
         assert "while collecting from" in told
         assert collector.closed
+        # Only the traceback holds the memory of the batch, and workers have a part of it.
+        del error
+        assert place == "sync" or collector.stats().get("batches_held", 0) == 0
         with pytest.raises(RuntimeError, match="shut down after ScriptedFailure"):
             list(collector)
 
@@ -296,6 +308,7 @@ def test_a_mistake_of_an_environment_is_told_or_is_no_frame(kind, mistake) -> No
         with Collector(source, policy, frames_per_batch=9) as collector:
             list(islice(collector, 4))
     assert collector.closed
+    assert collector.stats()["batches_held"] == 0
     # Gymnasium's vector environments make a NaN of None.
     if mistake != "nan" and (kind, mistake) != ("sync", "reward"):
         with Collector(source, policy, frames_per_batch=9, on_env_error="restart") as collector:

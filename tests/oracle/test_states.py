@@ -15,32 +15,12 @@ from gymnasium.vector import SyncVectorEnv
 
 from tests.oracle.comparing import Case, collector_of, compare
 from tests.oracle.continuing import saved
-from tests.oracle.design import pairwise
-from tests.oracle.test_delivered import FACTORS, allowed, case_of
+from tests.oracle.factors import STATE_CASES, case_of, named
 from tests.oracle.test_seeds import Drawing, assert_same
 from trawl.collectors import Collector, MultiSyncCollector
-from trawl.testing.faces import FACES
-
-STATES = {
-    **FACTORS,
-    "face": [face for face in FACES if face != "jax"],
-    # In the workers of "ready_sync", environments are ready in another order each time.
-    "place": [place for place in FACTORS["place"] if place != "ready_sync"],
-    "delivery": ["rows", "cat", "in_turn"],
-    "frames_per_batch": [12, 27],
-    "memory": [one for one in FACTORS["memory"] if one != "written"],
-    "watched": [False],
-    # Batches before the state, and batches of the collector that loads it.
-    "at": [1, 0, 2],
-    "used": [0, 2],
-}
 
 # Batches until the end, in both collectors.
 BATCHES = 3
-
-# JAX compiles each collector anew.
-JAX = {name: values[0] for name, values in STATES.items()}
-JAX |= {"face": "jax", "levels": True, "place": "sync", "limit": 2, "used": 2}
 
 
 def some(batches: Iterator[Any], count: int) -> list[Any]:
@@ -66,21 +46,7 @@ def assert_continued(case: Case, found: list[Any], wanted: list[Any]) -> None:
         assert_same(mine[:count], others[:count])
 
 
-def possible(case: dict[str, Any]) -> bool:
-    """Returns True if batches of asynchronous workers depend on no order of arrival."""
-    chosen = {name: values[0] for name, values in STATES.items()} | case
-    mixed = chosen["delivery"] != "rows" or chosen["exact"]
-    return allowed(case) and not (chosen["place"] == "async" and mixed)
-
-
-CASES = [*pairwise(STATES, possible), JAX]
-
-
-def named(chosen: dict[str, Any]) -> str:
-    return "-".join(f"{name}={chosen[name]}" for name in STATES if chosen[name] != STATES[name][0])
-
-
-@pytest.mark.parametrize("chosen", CASES, ids=named)
+@pytest.mark.parametrize("chosen", STATE_CASES, ids=named)
 @pytest.mark.filterwarnings("ignore")
 def test_a_state_continues_to_the_bit(chosen) -> None:
     case, at = case_of(chosen), chosen["at"]

@@ -60,23 +60,6 @@ def test_the_policy_may_keep_what_it_reads(device):
     assert (first == before).all()
 
 
-@DEVICES
-def test_entries_without_an_array_are_false(device):
-    leaves = {("done",): Leaf((1,), torch.bool)}
-    sent = DeviceTransfer(torch.device(device)).send(leaves, {}, np.arange(3))
-    assert not sent[("done",)].any()
-    assert sent[("done",)].shape == (3, 1)
-
-
-@DEVICES
-def test_values_that_are_not_on_the_device_are_left_as_they_are(device):
-    array = np.ones(3)
-    transfer = DeviceTransfer(torch.device(device))
-    (left, value) = transfer.receive([array, torch.ones(2, device=device)])
-    assert left is array
-    assert value.tolist() == [1, 1]
-
-
 # --- blocks that are filled again
 
 

@@ -1,11 +1,10 @@
-"""Returns and lengths of episodes, whatever batches their steps come in."""
+"""Returns and lengths of many, long and large episodes.
 
-from itertools import pairwise
+That they are those of what is delivered is compared for all kinds of environments, by the property.
+"""
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from trawl.rollout.episode_sums import EpisodeSums
 
@@ -15,48 +14,6 @@ def found(sums):
     count, returns, lengths = sums.pop()
     assert count == len(returns)
     return sorted(zip(returns, lengths, strict=True))
-
-
-def expected(rewards, done, counted):
-    """Return and length of each episode that ends, summed up step by step."""
-    found = []
-    for env in range(done.shape[1]):
-        total, length = 0.0, 0
-        for step in range(len(done)):
-            if not counted[step, env]:
-                # The step failed, and the episode before it has ended without a flag.
-                found += [(total, length)] * bool(length)
-                total, length = 0.0, 0
-                continue
-            total, length = total + rewards[step, env], length + 1
-            if done[step, env]:
-                found.append((total, length))
-                total, length = 0.0, 0
-    return found
-
-
-@st.composite
-def batches(draw):
-    """Steps of some environments, and the rows at which they are cut into batches."""
-    shape = draw(st.integers(1, 12)), draw(st.integers(1, 3))
-    flags = st.lists(st.booleans(), min_size=shape[0] * shape[1], max_size=shape[0] * shape[1])
-    rewards = np.arange(1.0, 1 + shape[0] * shape[1]).reshape(shape)
-    done, counted = (np.array(draw(flags)).reshape(shape) for _ in range(2))
-    cuts = sorted(draw(st.sets(st.integers(1, shape[0]), max_size=3)) | {0, shape[0]})
-    return rewards, done & counted, counted, cuts
-
-
-@given(batches(), st.booleans())
-def test_sums_do_not_depend_on_batches(data, masked):
-    rewards, done, counted, cuts = data
-    if not masked:
-        counted = np.ones_like(done)
-    sums = EpisodeSums(done.shape[1])
-    for start, stop in pairwise(cuts):
-        part = slice(start, stop)
-        sums.add(rewards[part], done[part], *[counted[part]] * masked)
-    assert found(sums) == sorted(expected(rewards, done, counted))
-    assert sums.pop() == (0, (), ())
 
 
 def test_many_environments_are_added_alike():
@@ -70,28 +27,6 @@ def test_many_environments_are_added_alike():
         alike.add(rewards, done, np.ones_like(done))
         assert rows.state_dict() == alike.state_dict()
         assert rows.pop() == alike.pop()
-
-
-@given(batches(), st.randoms())
-def test_frames_may_come_in_any_order_of_environments(data, randomly):
-    rewards, done, _, cuts = data
-    sums, steps = EpisodeSums(done.shape[1]), [0] * done.shape[1]
-    envs = [env for env in range(done.shape[1]) for _ in range(len(done))]
-    randomly.shuffle(envs)
-    frames = []
-    for env in envs:
-        frames.append((env, rewards[steps[env], env], done[steps[env], env]))
-        steps[env] += 1
-    for part in (frames[: cuts[1]], frames[cuts[1] :]):
-        if part:
-            sums.add_rows(*map(np.array, zip(*part, strict=True)))
-    assert found(sums) == sorted(expected(rewards, done, np.ones_like(done)))
-
-
-def test_a_batch_without_rows_changes_nothing():
-    sums = EpisodeSums(2)
-    sums.add_rows(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.bool_))
-    assert sums.pop() == (0, (), ())
 
 
 @pytest.mark.parametrize("steps", [50, 5000])
@@ -108,19 +43,6 @@ def test_the_last_hundred_episodes_are_kept(steps, in_rows):
     assert count == 3 * steps
     assert returns == tuple(range(3 * steps - 100, 3 * steps))
     assert lengths == (1,) * 100
-
-
-@pytest.mark.parametrize("steps", [40, 4000])
-def test_small_and_large_batches_are_summed_up_alike(steps):
-    rng = np.random.default_rng(0)
-    sums, rewards = EpisodeSums(2), rng.normal(size=(steps, 2))
-    done = np.zeros((steps, 2), np.bool_)
-    done[rng.integers(0, steps, 20), rng.integers(0, 2, 20)] = True
-    sums.add(rewards, done)
-    wanted = sorted(expected(rewards, done, np.ones_like(done)))
-    for (total, length), (right, steps) in zip(found(sums), wanted, strict=True):
-        assert length == steps
-        assert total == pytest.approx(right)
 
 
 def test_a_state_goes_on_where_it_was_taken_and_a_reset_begins_anew():

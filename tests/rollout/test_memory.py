@@ -3,22 +3,18 @@
 import gc
 import sys
 import tracemalloc
-from functools import partial
 
 import numpy as np
-import psutil
 import pytest
 import torch
-from gymnasium.vector import SyncVectorEnv
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trawl.collectors import Collector
-from trawl.envs import TorchVectorEnv
 from trawl.memory import PrivateMemory
 from trawl.rollout.layout import BatchPartition, Layout, Leaf
 from trawl.rollout.slab import SlabPool, byte_ranges, tensors_over
-from trawl.testing import ImageEnv, NumberedEnv, NumberedTorchEnv
+from trawl.testing import NumberedEnv
 
 
 def one():
@@ -27,21 +23,6 @@ def one():
 
 def collector(source, frames_per_batch=30, **options):
     return Collector(source(), frames_per_batch=frames_per_batch, **options)
-
-
-STAGES = [{}, {"frame_stack": 2}, {"normalize_observations": True}, {"normalize_rewards": True}]
-
-
-@pytest.mark.parametrize("options", STAGES)
-@pytest.mark.parametrize("source", [one, lambda: TorchVectorEnv(NumberedTorchEnv(2))])
-def test_nothing_else_holds_a_batch(source, options):
-    # More rows than the loop binds at a time.
-    with Collector(source, frames_per_batch=1200, **options) as collecting:
-        for _ in range(3):
-            batch = collecting.next()
-            assert collecting.stats()["batches_held"] == 1
-            del batch
-            assert collecting.stats()["batches_held"] == 0
 
 
 def test_the_usual_loop_alternates_between_two_blocks():
@@ -68,56 +49,6 @@ def test_memory_shrinks_when_batches_that_were_kept_go():
         assert collecting.stats()["memory_bytes"] == 0
 
 
-class Failing(NumberedEnv):
-    """Fails in its fourth step; with ``value``, its reward there is this."""
-
-    def __init__(self, value=None):
-        super().__init__(lengths=[100])
-        self.value, self.left = value, 4
-
-    def step(self, action):
-        self.left -= 1
-        observation, reward, *rest = super().step(action)
-        if self.left:
-            return observation, reward, *rest
-        if self.value is None:
-            raise RuntimeError("no more")
-        return observation, self.value, *rest
-
-
-def failing_tensors():
-    class FailingTensors(NumberedTorchEnv):
-        left = 4
-
-        def step(self, action):
-            self.left -= 1
-            if not self.left:
-                raise RuntimeError("no more")
-            return super().step(action)
-
-    return TorchVectorEnv(FailingTensors(2))
-
-
-@pytest.mark.parametrize("options", STAGES)
-@pytest.mark.parametrize(
-    "source",
-    [
-        Failing,
-        partial(Failing, float("nan")),
-        [Failing] * 2,
-        partial(SyncVectorEnv, [partial(Failing, "much")] * 2),
-        failing_tensors,
-    ],
-    ids=["step", "nan", "list", "vector", "tensors"],
-)
-def test_a_batch_that_fails_gives_its_memory_back(source, options):
-    with Collector(source, frames_per_batch=4000, **options) as collecting:
-        with pytest.raises((RuntimeError, TypeError, ValueError)):
-            collecting.next()
-        assert collecting.stats()["memory_bytes"] > 0
-        assert collecting.stats()["batches_held"] == 0
-
-
 def test_no_python_runs_when_a_batch_is_released():
     """A KeyboardInterrupt would be lost in it: Python only prints errors of finalisers."""
     calls = []
@@ -130,21 +61,6 @@ def test_no_python_runs_when_a_batch_is_released():
             sys.setprofile(None)
         assert collecting.stats()["batches_held"] == 0
     assert [name for event, name in calls if event == "call"] == []
-
-
-def test_collecting_takes_no_more_memory_as_it_goes_on():
-    process = psutil.Process()
-    with Collector([ImageEnv() for _ in range(4)], frames_per_batch=4000) as collecting:
-        for _ in range(3):
-            collecting.next()
-        before = process.memory_info().rss
-        size = collecting.stats()["memory_bytes"]
-        for _ in range(12):
-            collecting.next()
-        grown = process.memory_info().rss - before
-    assert size > 1 << 20
-    # Twelve more batches that are never freed would take twelve times as much.
-    assert grown < 6 * size
 
 
 class Forgetful(NumberedEnv):

@@ -4,35 +4,17 @@ import itertools
 
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict import LazyStackedTensorDict
 from tensordict.nn import TensorDictModule
 
 from trawl.collectors import Collector
-from trawl.testing import Ledger, RaggedEnv, SelfResettingVectorEnv
+from trawl.testing import Ledger, RaggedEnv
 
 STEP = 2
 
 
 def envs(count=3):
     return [RaggedEnv(number, lengths=[3, 1 + number]) for number in range(count)]
-
-
-def as_vector(mode):
-    return lambda made: SyncVectorEnv([lambda env=env: env for env in made], autoreset_mode=mode)
-
-
-def self_resetting(made):
-    return SelfResettingVectorEnv([lambda env=env: env for env in made])
-
-
-BUILDS = {
-    "single": lambda made: made[0],
-    "list": list,
-    **{mode.name: as_vector(mode) for mode in AutoresetMode},
-    "self-resetting": self_resetting,
-    "nested": lambda made: [as_vector(AutoresetMode.SAME_STEP)([env]) for env in made],
-}
 
 
 def frames(batch):
@@ -49,21 +31,6 @@ def check(batch):
         assert frame["text"] == f"{number}.{episode}.{step}"
         assert list(frame["taken"]) == list(range(step))
         assert frame["graph"].nodes[:, 0].tolist() == list(range(step + 1))
-
-
-@pytest.mark.parametrize(
-    ("name", "limit"),
-    [*((name, None) for name in BUILDS), ("nested", 2), (AutoresetMode.NEXT_STEP.name, 2)],
-)
-def test_all_parts_of_an_observation_belong_together(name, limit):
-    made = envs(1 if name == "single" else 3)
-    ledger = Ledger(made, limit)
-    options = {"frames_per_batch": 12, "max_frames_per_traj": limit}
-    with Collector(BUILDS[name](made), **options) as collector:
-        for _ in range(3):
-            batch = collector.next()
-            check(batch)
-            ledger.add(batch)
 
 
 def growing(observation):

@@ -103,11 +103,6 @@ def test_missing_last_observation_is_an_error() -> None:
         next(iter(collector))
 
 
-def test_limit_needs_partial_resets() -> None:
-    with pytest.raises(ValueError, match="partial_reset='mask'"):
-        Collector(NumberedTorchEnv(COUNT), frames_per_batch=3, max_frames_per_traj=2)
-
-
 def test_storing_device_and_policy_device() -> None:
     options = {"frames_per_batch": 6, "storing_device": "cpu", "policy_device": "cpu"}
     with Collector(on_torch(AutoresetMode.SAME_STEP), plain(), **options) as collector:

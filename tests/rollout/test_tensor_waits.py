@@ -327,13 +327,3 @@ def test_the_modes_see_what_waits() -> None:
         _ = torch.tensor(1.0)
     names = {"_local_scalar_dense", "__bool__", "index", "nonzero", "numpy", "tensor"}
     assert set(found) >= names
-
-
-def test_the_code_of_the_gpu_gives_the_same_batches() -> None:
-    for mode in AutoresetMode:
-        for options in ({}, {"normalize_observations": True, "normalize_rewards": True}):
-            found = [
-                loop_waits(kind(Simulator(mode)), Recurrent(), **options)[1]
-                for kind in (Gpu, TorchVectorEnv)
-            ]
-            assert (found[0] == found[1]).all()
