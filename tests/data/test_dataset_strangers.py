@@ -4,20 +4,17 @@ import contextlib
 import json
 import os
 import shutil
-import stat
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from sink_parts import SINKS, frames, write
+from sink_parts import RECORD, SINKS, change, contents, frame_files, frames, refused, write
 from tensordict import TensorDict
 
 from trawl.data import info, load
 from trawl.extras.cli import main
 
-RECORD = "_dataset.json"
 SECRET = "a secret of the user's"
 
 
@@ -35,45 +32,9 @@ def dataset(kind, tmp_path):
     return tmp_path / "d"
 
 
-def contents(directory):
-    """All that lies there: bytes of files, and targets of links."""
-    found = {}
-    for path in sorted(Path(directory).rglob("*")):
-        mode = path.lstat().st_mode
-        if stat.S_ISREG(mode):
-            found[str(path)] = path.read_bytes()
-        else:
-            found[str(path)] = os.readlink(path) if stat.S_ISLNK(mode) else mode
-    return found
-
-
-def change(directory, edit):
-    path = directory / RECORD
-    record = json.loads(path.read_text())
-    edit(record)
-    path.write_text(json.dumps(record))
-
-
-def refused(directory, kind, words):
-    """Neither load, by batches or not, nor a sink that goes on, nor the command takes it."""
-    before = contents(directory.parent)
-    for read in (lambda: load(directory), lambda: list(load(directory, 5))):
-        with pytest.raises(ValueError, match=words):
-            read()
-    with pytest.raises(ValueError, match=words):
-        SINKS[kind](directory, resume=True)
-    assert contents(directory.parent) == before
-
-
-def frame_file(directory, kind):
-    """A file that holds frames."""
-    ending = {"memmap": "observation.memmap", "minari": "1/*.arrow", "parquet": "*.parquet"}[kind]
-    return sorted(path for path in directory.rglob(ending))[0]
-
-
 @pytest.mark.parametrize("place", ["frames", "folder", "record"])
 def test_a_link_is_not_followed(place, kind, dataset):
-    file = frame_file(dataset, kind)
+    file = frame_files(dataset, kind)[0]
     path = {"frames": file, "folder": file.parent, "record": dataset / RECORD}[place]
     path.rename(dataset.parent / "mine" / path.name)
     path.symlink_to(dataset.parent / "mine" / path.name)
@@ -85,7 +46,7 @@ def test_a_link_is_not_followed(place, kind, dataset):
 
 @pytest.mark.parametrize("place", ["record", "frames"])
 def test_a_pipe_holds_nobody(place, kind, dataset):
-    path = dataset / RECORD if place == "record" else frame_file(dataset, kind)
+    path = dataset / RECORD if place == "record" else frame_files(dataset, kind)[0]
     path.unlink()
     os.mkfifo(path)
     refused(dataset, kind, "is not a regular file")
@@ -179,7 +140,7 @@ def test_what_minari_was_told_is_checked(name, tmp_path):
 def test_files_beside_those_of_an_episode_are_refused(tmp_path):
     pytest.importorskip("minari")
     write(SINKS["minari"], tmp_path / "d", [frames(0, 14)])
-    file = frame_file(tmp_path / "d", "minari")
+    file = frame_files(tmp_path / "d", "minari")[-1]
     shutil.copy(file, tmp_path / "d" / "data" / "1" / "part-1.arrow")
     refused(tmp_path / "d", "minari", "'part-1.arrow' does not belong there")
 
@@ -268,7 +229,7 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", SINKS)
-@settings(max_examples=40, **COMMON)
+@settings(max_examples=25, **COMMON)
 @given(data=st.data())
 def test_any_record_gives_a_dataset_or_says_what_is_wrong(name, data, whole, capsys):
     directory, path = whole / name, whole / name / RECORD
@@ -281,7 +242,7 @@ def test_any_record_gives_a_dataset_or_says_what_is_wrong(name, data, whole, cap
 
 
 @pytest.mark.parametrize("name", SINKS)
-@settings(max_examples=30, **COMMON)
+@settings(max_examples=20, **COMMON)
 @given(content=st.binary(max_size=60), at=st.floats(0, 1), cut=st.booleans())
 @example(content=b"[" * 200_000, at=0.0, cut=True)
 @example(content=b'{"a":' * 200_000, at=0.0, cut=True)
@@ -329,10 +290,10 @@ def check_loading(directory, capsys):
 
 
 @pytest.mark.parametrize("name", SINKS)
-@settings(max_examples=30, **COMMON)
+@settings(max_examples=20, **COMMON)
 @given(data=st.data())
 def test_frames_with_any_bytes_are_loaded_or_refused(name, data, whole):
-    path = frame_file(whole / name, name)
+    path = frame_files(whole / name, name)[0]
     original = path.read_bytes()
     changed = bytearray(original)
     for _ in range(data.draw(st.integers(1, 4))):

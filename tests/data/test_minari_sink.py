@@ -67,17 +67,6 @@ def _contains(space, value):
     return space.contains(tuple(map(int, value)) if isinstance(value, tuple) else value)
 
 
-def test_an_episode_can_be_played_again(tmp_path):
-    collected("CartPole-v1", tmp_path / "d")
-    episode = minari.MinariDataset(tmp_path / "d" / "data")[0]
-    env = gymnasium.make("CartPole-v1")
-    env.reset()
-    env.unwrapped.state = tuple(episode.observations[0].astype(np.float64))
-    for action, after in zip(episode.actions, episode.observations[1:], strict=True):
-        observation, *_ = env.step(action)
-        np.testing.assert_allclose(observation, after, rtol=1e-4, atol=1e-5)
-
-
 def test_an_episode_that_has_not_ended_is_cut_at_the_end(tmp_path):
     with MinariSink(tmp_path / "d") as sink:
         sink.write(frames(0, 14))

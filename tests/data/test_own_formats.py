@@ -61,11 +61,6 @@ def refused(kind, call):
     else:
         raise AssertionError("nothing was raised")
 
-def replace(frames):
-    with PlainSink("other") as sink:
-        sink.write(frames)
-    os.replace("other/frames/00000000.bin", "there/frames/00000001.bin")
-
 with PlainSink("there", commit_bytes=0) as sink:
     sink.write(rows(0, 4))
     sink.write(rows(4, 3))
@@ -91,49 +86,6 @@ assert [len(part) for part in load("there", batch_size=5)] == [5, 5, 2]
 assert (torch.cat(list(load("there", batch_size=5))) == rows(0, 12)).all()
 """
     )
-
-
-def test_frames_that_were_not_committed_are_not_there(run) -> None:
-    run(
-        """
-if os.fork() == 0:
-    sink = PlainSink("there", resume=True)
-    sink.write(rows(7, 5))
-    sink.commit()
-    sink.write(rows(12, 5))
-    os._exit(0)
-os.wait()
-assert (load("there") == rows(0, 12)).all() and not info("there")["complete"]
-with PlainSink("there", resume=True) as sink:
-    sink.write(rows(12, 1))
-assert (load("there") == rows(0, 13)).all()
-"""
-    )
-
-
-@pytest.mark.parametrize(
-    ("damage", "what"),
-    [
-        ('open("there/frames/00000001.bin", "wb").close()', "00000001.bin is damaged: "),
-        ('os.remove("there/frames/00000001.bin")', "it lacks the file 'frames/00000001.bin'"),
-        ("replace(rows(4, 2))", "it records 7 frames, but the files hold 6"),
-        (
-            "replace(rows(4, 3, torch.int64))",
-            "00000001.bin is damaged: entry 'a' was torch.float32 of shape ()",
-        ),
-    ],
-    ids=["empty", "missing", "short", "other"],
-)
-def test_damage_is_found(damage: str, what: str, run) -> None:
-    found = run(
-        damage
-        + """
-refused(ValueError, lambda: load("there"))
-refused(ValueError, lambda: list(load("there", batch_size=2)))
-refused(ValueError, lambda: PlainSink("there", resume=True))
-"""
-    )
-    assert found.count(what) == 3
 
 
 def test_what_is_no_sink(run) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict, TensorDictBase
 
-from trawl import Collector, MultiCollector, split_trajectories
+from trawl import Collector, split_trajectories
 from trawl.data import MultiStep, TrajectoryAssembler, bootstrap_time_limits
 from trawl.testing import NumberedEnv, RaggedEnv
 
@@ -231,38 +230,6 @@ def test_a_batch_that_lacks_something_is_refused() -> None:
 
 def rewards_of(batch: TensorDictBase) -> torch.Tensor:
     return batch["next", "reward"].reshape(-1)
-
-
-def test_it_is_applied_to_whole_trajectories_and_leaves_the_padding_alone() -> None:
-    # The reward is the number of the step: 1, 2, 3 in the first episode, 4 in the second.
-    found = {}
-    for layout in ("cat", "padded"):
-        options = {"frames_per_batch": 2, "trajs_per_batch": 2, "traj_format": layout}
-        env = NumberedEnv(lengths=[3, 1])
-        with Collector(env, postproc=MultiStep(1.0, 3), **options) as collector:
-            found[layout] = collector.next()
-    assert rewards_of(found["cat"]).tolist() == [6, 5, 3, 4]
-    assert found["cat"]["steps_to_next_obs"].tolist() == [3, 2, 1, 1]
-    assert found["padded"]["next", "reward"][..., 0].tolist() == [[6, 5, 3], [4, 0, 0]]
-    assert not found["padded"]["nonterminal"].any()
-
-
-@pytest.mark.parametrize("sync", [True, False])
-def test_it_works_with_workers(sync: bool) -> None:
-    step = MultiStep(0.9, 2)
-    with MultiCollector(
-        [NumberedEnv, NumberedEnv],
-        sync=sync,
-        frames_per_batch=12,
-        postproc=step,
-        start_method="inline",
-    ) as collector:
-        batch = collector.next()
-    assert set(batch["steps_to_next_obs"].reshape(-1).tolist()) == {1, 2}
-    assert (pickle.loads(pickle.dumps(step)).gamma, repr(step)) == (
-        0.9,
-        "MultiStep(gamma=0.9, n_steps=2)",
-    )
 
 
 def test_torchrls_transforms_and_postprocs_can_be_given() -> None:

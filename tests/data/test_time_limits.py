@@ -8,7 +8,7 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from trawl.collectors import Collector, MultiSyncCollector
+from trawl.collectors import Collector
 from trawl.data import BootstrapTimeLimits, bootstrap_time_limits
 
 MASK = ("collector", "mask")
@@ -124,17 +124,13 @@ def test_estimates_are_those_of_torchrl(gamma):
             torch.testing.assert_close(found[key], expected[key])
 
 
-@pytest.mark.parametrize("cls", [Collector, MultiSyncCollector])
-def test_a_collector_bootstraps_its_batches(cls):
+def test_a_collector_bootstraps_its_batches():
     torch.manual_seed(0)
-    network = TensorDictModule(nn.Linear(3, 1), ["observation"], ["state_value"])
-    options = {"frames_per_batch": 60, "max_frames_per_traj": 20}
-    if cls is MultiSyncCollector:
-        options["start_method"] = "inline"
-    source = ["Pendulum-v1"] * 2
+    network = TensorDictModule(nn.Linear(3, 1), ["observation"], ["value"])
     found = []
-    for postproc in (None, BootstrapTimeLimits(network, 0.9)):
-        with cls(source, postproc=postproc, **options) as collector:
+    for postproc in (None, BootstrapTimeLimits(network, 0.9, value_key="value")):
+        options = {"frames_per_batch": 60, "max_frames_per_traj": 20}
+        with Collector(["Pendulum-v1"] * 2, postproc=postproc, **options) as collector:
             collector.set_seed(0)
             found.append(collector.next())
     raw, own = found
@@ -190,24 +186,24 @@ def test_mistakes_are_named(call, error, words):
         call()
 
 
-class _OfTensors(nn.Module):
-    def forward(self, observation):
-        return torch.relu(observation)
-
-
 @pytest.mark.parametrize("network", [nn.Linear(3, 1), nn.Sequential(nn.Linear(3, 1), nn.Tanh())])
 def test_a_module_of_tensors_is_refused_at_once(network):
-    with pytest.raises(
-        TypeError, match=r"module that takes tensors, \w+\. .*needs a TensorDictModule"
+    words = r"module that takes tensors, \w+\. .*needs a TensorDictModule around it"
+    for call in (
+        lambda: BootstrapTimeLimits(network),
+        lambda: bootstrap_time_limits(frames(), network),
     ):
-        BootstrapTimeLimits(network)
-    with pytest.raises(TypeError, match=r"needs a TensorDictModule around it"):
-        bootstrap_time_limits(frames(), network)
+        with pytest.raises(TypeError, match=words):
+            call()
 
 
 def test_another_module_of_tensors_is_explained_when_it_fails():
+    class OfTensors(nn.Module):
+        def forward(self, observation):
+            return torch.relu(observation)
+
     with pytest.raises(TypeError) as caught:
-        bootstrap_time_limits(frames(), _OfTensors())
+        bootstrap_time_limits(frames(), OfTensors())
     text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
     assert "value_network is called with a TensorDict" in text
     assert "needs a TensorDictModule" in text

