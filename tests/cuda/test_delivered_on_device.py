@@ -10,7 +10,7 @@ import pytest
 
 from tests.cuda.device import DEVICE, ON_GPU
 from tests.oracle.comparing import check
-from tests.oracle.test_delivered import CASES, case_of, named
+from tests.oracle.factors import CASES, OTHERS, case_of, named
 from trawl.testing import faces
 
 OPTIONS: list[dict[str, Any]] = [
@@ -19,10 +19,11 @@ OPTIONS: list[dict[str, Any]] = [
     {"policy_device": DEVICE},
     {"storing_device": "cpu"},
 ]
+EVERY = [*CASES, *OTHERS]
 
 
 @pytest.mark.parametrize("further", OPTIONS, ids=lambda given: next(iter(given)))
-@pytest.mark.parametrize("chosen", CASES if ON_GPU else CASES[:3], ids=named)
+@pytest.mark.parametrize("chosen", EVERY if ON_GPU else EVERY[:3], ids=named)
 @pytest.mark.filterwarnings("ignore")
 def test_delivered_is_what_the_oracle_says(chosen, further, monkeypatch) -> None:
     monkeypatch.setattr(faces, "TensorSimulator", partial(faces.TensorSimulator, device=DEVICE))
