@@ -1,10 +1,11 @@
-"""Returns and lengths of many, long and large episodes.
+"""Returns and lengths of episodes, whatever batches their steps come in."""
 
-That they are those of what is delivered is compared for all kinds of environments, by the property.
-"""
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trawl.rollout.episode_sums import EpisodeSums
 
@@ -14,6 +15,48 @@ def found(sums):
     count, returns, lengths = sums.pop()
     assert count == len(returns)
     return sorted(zip(returns, lengths, strict=True))
+
+
+def expected(rewards, done, counted):
+    """Return and length of each episode that ends, summed up step by step."""
+    found = []
+    for env in range(done.shape[1]):
+        total, length = 0.0, 0
+        for step in range(len(done)):
+            if not counted[step, env]:
+                # The step failed, and the episode before it has ended without a flag.
+                found += [(total, length)] * bool(length)
+                total, length = 0.0, 0
+                continue
+            total, length = total + rewards[step, env], length + 1
+            if done[step, env]:
+                found.append((total, length))
+                total, length = 0.0, 0
+    return found
+
+
+@st.composite
+def batches(draw):
+    """Steps of some environments, and the rows at which they are cut into batches."""
+    shape = draw(st.integers(1, 12)), draw(st.integers(1, 3))
+    flags = st.lists(st.booleans(), min_size=shape[0] * shape[1], max_size=shape[0] * shape[1])
+    rewards = np.arange(1.0, 1 + shape[0] * shape[1]).reshape(shape)
+    done, counted = (np.array(draw(flags)).reshape(shape) for _ in range(2))
+    cuts = sorted(draw(st.sets(st.integers(1, shape[0]), max_size=3)) | {0, shape[0]})
+    return rewards, done & counted, counted, cuts
+
+
+@given(batches(), st.booleans())
+def test_sums_do_not_depend_on_batches(data, masked):
+    rewards, done, counted, cuts = data
+    if not masked:
+        counted = np.ones_like(done)
+    sums = EpisodeSums(done.shape[1])
+    for start, stop in pairwise(cuts):
+        part = slice(start, stop)
+        sums.add(rewards[part], done[part], *[counted[part]] * masked)
+    assert found(sums) == sorted(expected(rewards, done, counted))
+    assert sums.pop() == (0, (), ())
 
 
 def test_many_environments_are_added_alike():

@@ -47,6 +47,26 @@ def test_any_split_merges_to_the_moments_of_all_samples(seed, sizes, shape, dtyp
     close(merged(shuffled, shape), whole)
 
 
+def test_no_samples_change_nothing():
+    some = RunningMoments.of(np.arange(6.0).reshape(3, 2))
+    assert some.merged(RunningMoments.empty((2,))) is some
+    assert RunningMoments.empty((2,)).merged(some) is some
+    assert RunningMoments.empty((2,)).var.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("shape", [(), (2, 3)])
+def test_a_state_holds_the_moments_exactly(shape):
+    some = RunningMoments.of(np.random.default_rng(0).normal(size=(5, *shape)))
+    state = some.state_dict()
+    assert all(isinstance(state[name], torch.Tensor) for name in ("mean", "deviations"))
+    other = RunningMoments.from_state(state)
+    assert other.count == some.count
+    assert np.array_equal(other.mean, some.mean)
+    assert np.array_equal(other.deviations, some.deviations)
+    state["mean"] += 1
+    assert np.array_equal(other.mean, some.mean)
+
+
 @pytest.mark.parametrize("count", [1, 7, 50_000])
 @pytest.mark.parametrize(("shape", "some"), [((), False), ((3,), True), ((2, 20), False)])
 def test_tensors_have_the_moments_of_arrays(count, shape, some):
@@ -83,6 +103,12 @@ def test_tensors_without_samples_change_nothing():
     mean, scale = empty.affine(1e-3)
     assert mean.tolist() == [0, 0]
     assert scale.tolist() == [1, 1]
+
+
+def test_double_samples_are_not_changed():
+    samples = torch.arange(6.0, dtype=torch.float64).reshape(3, 2)
+    TensorMoments.of(samples)
+    assert torch.equal(samples, torch.arange(6.0, dtype=torch.float64).reshape(3, 2))
 
 
 def test_elements_that_are_absent_do_not_count():
