@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.collectors.collector_parts import Chooses, Scorer
+from tests.collectors.collector_parts import Chooses
 from tests.cuda.device import CPU, DEVICE, ON_GPU, few, needs_gpu
 from trawl.collectors import AsyncBatchedCollector, Collector
 from trawl.rollout.layout import Leaf
@@ -21,6 +21,18 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:policy has no parameters to move", "ignore:.*registered in PyTree"
 )
 LENGTHS = (3, 5, 2)
+
+
+class Chooser(nn.Module):
+    """A policy for ``NumberedEnv`` with one weight: the number of the action."""
+
+    def __init__(self, choice: int) -> None:
+        super().__init__()
+        self.choice = nn.Parameter(torch.tensor(float(choice)))
+
+    def forward(self, observation: Tensor) -> Tensor:
+        action = nn.functional.one_hot(self.choice.long(), 4)
+        return action.expand(*observation.shape[:-1], 4)
 
 
 class Control(nn.Module):
@@ -34,14 +46,14 @@ class Control(nn.Module):
 
 @needs_gpu
 def test_a_policy_elsewhere_is_copied() -> None:
-    policy = Scorer(1)
+    policy = Chooser(1)
     with Collector(NumberedEnv(), policy, frames_per_batch=4, policy_device=DEVICE) as collector:
         assert collector.policy is not policy
         assert collector.policy_device == DEVICE
         assert NumberedEnv.action_numbers(collector.next()).tolist() == [1] * 4
-        assert policy.scores.device == CPU
+        assert policy.choice.device == CPU
         with torch.no_grad():
-            policy.scores.copy_(torch.tensor([0.0, 0.0, 0.0, 1.0]))
+            policy.choice.fill_(3.0)
         collector.update_policy_weights_()
         assert NumberedEnv.action_numbers(collector.next()).tolist() == [3] * 4
 
@@ -49,7 +61,7 @@ def test_a_policy_elsewhere_is_copied() -> None:
 @pytest.mark.parametrize("name", ["device", "storing_device"])
 def test_batches_are_stored_on_the_device(name: str) -> None:
     options: dict[str, Any] = {name: DEVICE}
-    with Collector(NumberedEnv(), Scorer(1), frames_per_batch=4, **options) as collector:
+    with Collector(NumberedEnv(), Chooser(1), frames_per_batch=4, **options) as collector:
         batch = collector.next()
     assert {value.device for value in batch.values(True, True)} == {DEVICE}
     assert batch.device == DEVICE
