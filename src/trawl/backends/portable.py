@@ -53,14 +53,16 @@ from trawl.backends.processes.loop import (
 )
 from trawl.backends.processes.payload import packed
 
+if sys.platform != "win32":
+    import fcntl
+
 _WINDOWS = os.name == "nt"
 # Bytes of the number with which a worker's work is interrupted.
 _NUMBER_BYTES = 64
 # Seconds between two looks at processes: a process that a worker forked may hold its pipes open.
 _LOOK = 1.0
-# Seconds that a worker has to close its service once the driver is gone.
+# Seconds that a worker has to close its service once nothing refers to it.
 _CLOSING = 5.0
-_STOP = b"stop"
 
 
 class PortableBackend(OwningBackend):
@@ -185,7 +187,7 @@ class PortableWorker(Worker):
         self.pid: int = self.process.pid
         self._outbox = _Outbox(self.connection)
         self._outbox.put((Surroundings.here(), program))
-        weakref.finalize(self, _hang_up, self.life, self._owner)
+        weakref.finalize(self, _let_go, self.process, self.life, self._owner).atexit = False
 
     @override
     def send(self, content: Any) -> None:
@@ -216,8 +218,7 @@ class PortableWorker(Worker):
         self.told_to_stop = True
         self._post("stop")
         if self._owner == os.getpid():
-            with contextlib.suppress(OSError):
-                self.life.send_bytes(_STOP)
+            _abort(self.process, self.life)
 
     @override
     def kill(self) -> None:
@@ -265,10 +266,27 @@ class _Outbox:
                 self._connection.send_bytes(data)
 
 
-def _hang_up(life: Connection, owner: int) -> None:
-    # The worker ends by itself when this pipe is closed.
-    if owner == os.getpid():
-        life.close()
+def _let_go(process: Any, life: Connection, owner: int) -> None:
+    """Ends a worker of which nothing is left here, after it has closed its service."""
+    if owner == os.getpid() and process.poll() is None:
+        _abort(process, life)
+        threading.Thread(target=_close_later, args=(process, life), daemon=True).start()
+
+
+def _close_later(process: Any, life: Connection) -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_CLOSING)
+    life.close()
+    process.wait()
+
+
+def _abort(process: Any, life: Connection) -> None:
+    """Aborts the work of a worker."""
+    if not _WINDOWS:
+        process.terminate()
+        return
+    with contextlib.suppress(OSError):
+        life.send_bytes(b"stop")
 
 
 def _started(connection: Connection, life: Connection, number: str) -> Any:
@@ -313,7 +331,7 @@ def run(handles: Sequence[int], number: str) -> NoReturn:
     connection, life = (_pipe(handle) for handle in handles)
     port = _Port(connection, NamedMemory(number, _NUMBER_BYTES))
     with port.stoppable():
-        threading.Thread(target=_watch, args=(life,), daemon=True).start()
+        _end_with(life)
         failure = port.run()
         if failure is not None:
             with contextlib.suppress(Stopped):
@@ -329,24 +347,27 @@ def _pipe(handle: int) -> Connection:
     return Connection(handle)
 
 
-def _watch(life: Connection) -> None:
-    """Stops this process's work when the driver asks for it; ends it if the driver is gone."""
-    try:
-        while True:
-            life.recv_bytes()
-            _abort()
-    except (EOFError, OSError):
-        _abort()
-        time.sleep(_CLOSING)
+def _end_with(life: Connection) -> None:
+    """Has this process end when the driver does."""
+    if sys.platform == "win32":
+        threading.Thread(target=_watch, args=(life,), daemon=True).start()
+        return
+    # By a signal of the system, which needs no thread: this process's code may let no other run.
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
+    if life.poll():
         os._exit(1)
 
 
-def _abort() -> None:
-    if _WINDOWS:
-        _thread.interrupt_main(signal.SIGTERM)
-    else:
-        # Unlike the function for all systems, it ends a wait of the main thread, too.
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+def _watch(life: Connection) -> None:
+    """Aborts this process's work when the driver asks for it; ends it if the driver is gone."""
+    try:
+        while True:
+            life.recv_bytes()
+            _thread.interrupt_main(signal.SIGTERM)
+    except (EOFError, OSError):
+        os._exit(1)
 
 
 class _Port(WorkerLoop):
