@@ -46,7 +46,7 @@ class TestSpawn(Lives):
 
 class TestPortable(BackendConformance):
     # Each is a fresh interpreter.
-    many = 4
+    many = repeats = 2
 
     def new_backend(self):
         return PortableBackend()

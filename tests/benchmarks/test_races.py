@@ -10,10 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import nursery
 import psutil
 import pytest
 
 pytestmark = pytest.mark.usefixtures("importable")
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 class Counting:
@@ -133,19 +135,24 @@ def test_a_failure_names_the_contender_and_shows_its_output() -> None:
     assert "said before" in str(caught.value)
 
 
-def test_loops_run_side_by_side() -> None:
-    import work
-    from multi.cases import hand_single
-    from multi.collecting import SideBySide
+LOOPS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from functools import partial
+import work
+from multi.cases import hand_single
+from multi.collecting import SideBySide
 
-    net = work.Constant()
-    one = partial(hand_single, work.ConstantEnv, net, 10)
-    loops = SideBySide(one, 2)
-    try:
-        assert loops.layout["observation"] == "[2, 10, 4] torch.float32"
-        assert loops.turn(0.05)["speed"] > 0
-    finally:
-        loops.close()
+loops = SideBySide(partial(hand_single, work.ConstantEnv, work.Constant(), 10), 2)
+print(loops.layout["observation"], loops.turn(0.05)["speed"] > 0)
+loops.close()
+"""
+
+
+def test_loops_run_side_by_side() -> None:
+    # They are forked, from a process without threads.
+    done = nursery.run(LOOPS, str(BENCHMARKS))
+    assert done.stdout == "[2, 10, 4] torch.float32 True\n", done.stderr
 
 
 @pytest.mark.parametrize(
