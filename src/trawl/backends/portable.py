@@ -453,24 +453,30 @@ class NamedMemory:
     """Shared memory that processes find by its name.
 
     Args:
-        name: name of existing memory.
+        name: name of existing memory; None for new memory.
         nbytes: size of the memory in bytes.
     """
 
     # Memory of which there were views when its object was freed. It stays mapped as long as they.
     _left: list[_Segment] = []  # noqa: RUF012 - of all instances
 
-    def __init__(self, name: str, nbytes: int) -> None:
-        with _not_tracked():
-            segment = _Segment(name)
-        self._hold(segment, nbytes, owns=False)
+    def __init__(self, name: str | None, nbytes: int) -> None:
+        if name is None:
+            segment = _Segment(create=True, size=max(nbytes, 1))
+        else:
+            with _not_tracked():
+                segment = _Segment(name)
+        self.name, self.nbytes = segment.name, nbytes
+        assert segment.buf is not None
+        # An array, because torch forgets that it has a view of a memoryview.
+        self._views = [np.frombuffer(segment.buf, np.uint8, max(nbytes, 1))]
+        owner = os.getpid() if name is None else None
+        weakref.finalize(self, self._release, segment, self._views, owner)
 
     @classmethod
     def new(cls, nbytes: int) -> NamedMemory:
         """Allocates new memory, whose name is gone once this object is freed."""
-        memory = cls.__new__(cls)
-        memory._hold(_Segment(create=True, size=max(nbytes, 1)), nbytes, owns=True)
-        return memory
+        return cls(None, nbytes)
 
     @property
     def buffer(self) -> NDArray[np.uint8]:
@@ -479,14 +485,6 @@ class NamedMemory:
 
     def reserve(self, start: int, nbytes: int) -> None:
         """Does nothing: the system takes the memory when it is written."""
-
-    def _hold(self, segment: _Segment, nbytes: int, owns: bool) -> None:
-        self.name, self.nbytes = segment.name, nbytes
-        assert segment.buf is not None
-        # An array, because torch forgets that it has a view of a memoryview.
-        self._views = [np.frombuffer(segment.buf, np.uint8, max(nbytes, 1))]
-        owner = os.getpid() if owns else None
-        weakref.finalize(self, self._release, segment, self._views, owner)
 
     @classmethod
     def _release(cls, segment: _Segment, views: list[Any], owner: int | None) -> None:

@@ -344,7 +344,7 @@ def leave(status: int) -> NoReturn:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a worker's process has in common with the driver's.
+    """Settings of the driver's process that its workers' processes share.
 
     Attributes:
         path: the places of modules.

@@ -32,7 +32,7 @@ def parent_registry() -> dict[str, Any]:
 
 
 def _is_text(spec: EnvSpec) -> bool:
-    """Whether a specification names what it needs, and has no objects of the program."""
+    """Returns True if a specification names what it needs, and has no objects of the program."""
     values = (spec.entry_point, *spec.kwargs.values(), *spec.additional_wrappers)
     return all(value is None or isinstance(value, str | int | float) for value in values)
 

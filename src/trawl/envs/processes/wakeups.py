@@ -1,4 +1,4 @@
-"""How processes with environments and their owner wake each other."""
+"""Wake-ups between processes with environments and their owner."""
 
 from __future__ import annotations
 
