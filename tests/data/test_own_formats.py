@@ -44,7 +44,7 @@ class PlainSink(FilesSink):
         return rows
 """
 BEGIN = """
-import os, torch
+import os, shutil, torch
 from tensordict import TensorDict
 from trawl.data import info, load
 from sinks import PlainSink
@@ -77,15 +77,60 @@ def run(tmp_path: Path):
 def test_frames_are_written_read_and_continued(run) -> None:
     run(
         """
+if os.fork() == 0:
+    sink = PlainSink("there", resume=True)
+    sink.write(rows(7, 2))
+    sink.commit()
+    sink.write(rows(9, 5))
+    os._exit(0)
+os.wait()
+assert (load("there") == rows(0, 9)).all() and not info("there")["complete"]
+# A process that is killed may leave a file that doesn't count yet.
+shutil.copy("there/frames/00000000.bin", "there/frames/00000003.bin")
 with PlainSink("there", resume=True) as sink:
-    sink.write(rows(7, 5))
-assert sorted(os.listdir("there/frames")) == [f"0000000{n}.bin" for n in range(3)]
+    assert sorted(os.listdir("there/frames")) == [f"0000000{n}.bin" for n in range(3)]
+    sink.write(rows(9, 3))
+assert sorted(os.listdir("there/frames")) == [f"0000000{n}.bin" for n in range(4)]
 assert info("there")["format"] == "plain" and info("there")["complete"]
 assert (load("there") == rows(0, 12)).all()
 assert [len(part) for part in load("there", batch_size=5)] == [5, 5, 2]
 assert (torch.cat(list(load("there", batch_size=5))) == rows(0, 12)).all()
 """
     )
+
+
+def test_damage_is_found(run) -> None:
+    found = run(
+        """
+def replace(frames):
+    with PlainSink("other") as sink:
+        sink.write(frames)
+    shutil.move("other/frames/00000000.bin", last)
+    shutil.rmtree("other")
+
+shutil.copytree("there", "whole")
+last = "there/frames/00000001.bin"
+for damage in (
+    lambda: open(last, "wb").close(),
+    lambda: os.remove(last),
+    lambda: replace(rows(4, 2)),
+    lambda: replace(rows(4, 3, torch.int64)),
+):
+    damage()
+    refused(ValueError, lambda: load("there"))
+    refused(ValueError, lambda: list(load("there", batch_size=2)))
+    refused(ValueError, lambda: PlainSink("there", resume=True))
+    shutil.rmtree("there")
+    shutil.copytree("whole", "there")
+"""
+    )
+    for what in (
+        "00000001.bin is damaged: No data left",
+        "it lacks the file 'frames/00000001.bin'",
+        "it records 7 frames, but the files hold 6",
+        "00000001.bin is damaged: entry 'a' was torch.float32 of shape ()",
+    ):
+        assert found.count(what) == 3
 
 
 def test_what_is_no_sink(run) -> None:

@@ -15,6 +15,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from trawl import Collector
+from trawl.collectors import AsyncBatchedCollector
 from trawl.envs import GymEnv, ParallelEnv, Source, TorchVectorEnv
 from trawl.testing import Script, check_env
 from trawl.testing.scripted_envs import ScriptedLooseEnv, ScriptedSource
@@ -213,6 +214,31 @@ def test_several_tensor_sources_in_a_process_are_like_several_of_arrays(
     for one, other in zip(batches(None), batches("cpu"), strict=True):
         assert {*one.keys(True, True)} == {*other.keys(True, True)}
         assert (one == other).all()
+
+
+def second(td: Any) -> Any:
+    return td.set("action", torch.tensor([0, 1, 0, 0]).expand(*td.batch_size, 4))
+
+
+@pytest.mark.parametrize("place", ["threading", "multiprocessing"])
+@pytest.mark.parametrize("mode", ["Disabled", "SameStep", "NextStep"])
+def test_tensor_sources_that_act_when_they_are_ready(mode: str, place: str) -> None:
+    script, mask = Script(), ("collector", "mask")
+    makers = [partial(ScriptedSource, script, envs, mode, "cpu") for envs in ([0, 1], [2, 3])]
+    options: dict[str, Any] = {"frame_stack": 2, "env_backend": place}
+    with AsyncBatchedCollector(makers, policy=second, frames_per_batch=40, **options) as collector:
+        for _ in range(3):
+            batch = collector.next()
+            for frame in batch[batch[mask]] if mask in batch.keys(True) else batch:
+                following = frame["next"]
+                stack, reward = following["observation"], float(following["reward"])
+                env, episode, step = (int(number) for number in stack[-1, :3])
+                before = script.observation(env, episode, step - 1, 1 if step > 1 else -1)
+                assert stack[0].tolist() == before.tolist()
+                assert stack[1].tolist() == script.observation(env, episode, step, 1).tolist()
+                assert reward == script.reward(env, episode, step, 1)
+                flags = bool(following["terminated"]), bool(following["truncated"])
+                assert flags == script.flags(env, episode, step)
 
 
 def test_vector_environments_without_a_layout_in_processes() -> None:

@@ -38,8 +38,13 @@ def test_rows_arrive_and_come_back(device, shapes, picks):
     arrays = arrays_of(leaves, 7)
     transfer = DeviceTransfer(torch.device(device))
     for rows in picks:
-        sent = transfer.send(leaves, arrays, np.array(rows))
-        back = transfer.receive([sent[key] for key in leaves])
+        sent = transfer.send({**leaves, ("no",): Leaf((2,), torch.bool)}, arrays, np.array(rows))
+        # An entry without an array is False.
+        assert sent["no",].shape == (len(rows), 2)
+        assert not sent["no",].any()
+        array, *back = transfer.receive([arrays["0",], *(sent[key] for key in leaves)])
+        # What is not on the device is left as it is.
+        assert array is arrays["0",]
         for (key, leaf), value in zip(leaves.items(), back, strict=True):
             assert sent[key].device == torch.device(device)
             assert value.dtype == leaf.dtype

@@ -72,6 +72,21 @@ def test_many_environments_are_added_alike():
         assert rows.pop() == alike.pop()
 
 
+@given(batches(), st.randoms())
+def test_frames_may_come_in_any_order_of_environments(data, randomly):
+    rewards, done, _, (_, cut, *_) = data
+    envs, steps = [env for env in range(done.shape[1]) for _ in done], [0] * done.shape[1]
+    randomly.shuffle(envs)
+    frames = []
+    for env in envs:
+        frames.append((env, rewards[steps[env], env], done[steps[env], env]))
+        steps[env] += 1
+    sums = EpisodeSums(done.shape[1])
+    for part in (slice(cut), slice(cut, None), slice(0)):
+        sums.add_rows(*(np.array(column)[part] for column in zip(*frames, strict=True)))
+    assert found(sums) == sorted(expected(rewards, done, np.ones_like(done)))
+
+
 @pytest.mark.parametrize("steps", [50, 5000])
 @pytest.mark.parametrize("in_rows", [False, True])
 def test_the_last_hundred_episodes_are_kept(steps, in_rows):
