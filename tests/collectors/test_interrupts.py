@@ -15,7 +15,8 @@ import torch
 from collector_parts import by_step
 
 import trawl
-from tests.oracle.comparing import Case, collector_of, compare, policy_of
+from tests.oracle.cases import Case, collector_of, policy_of
+from tests.oracle.comparing import compare
 from tests.oracle.test_cuts import TOLD_APART
 from trawl import Collector, MultiAsyncCollector, MultiSyncCollector, interrupts
 from trawl.collectors import AsyncBatchedCollector

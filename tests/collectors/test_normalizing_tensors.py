@@ -14,7 +14,8 @@ from gymnasium.vector import AutoresetMode
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
-from tests.oracle.comparing import Case, check
+from tests.oracle.cases import Case
+from tests.oracle.comparing import check
 from trawl.collectors import Collector, Evaluator, NormalizeObservation, NormalizeReward
 from trawl.rollout.stages import normalizers
 from trawl.testing import NumberedEnv, NumberedTorchEnv

@@ -8,7 +8,7 @@ from multi_parts import TRAJ_IDS
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from tests.oracle.comparing import Case, collector_of
+from tests.oracle.cases import Case, collector_of
 from trawl.backends import InlineBackend
 from trawl.collectors import Collector, MultiSyncCollector, NormalizeObservation, NormalizeReward
 from trawl.testing.oracle import Options

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.oracle.comparing import (
-    AGENTS,
-    DELIVERIES,
-    KINDS,
-    TORCHRL,
-    WHOLE,
-    Case,
-    Written,
-    arguments,
-    can_pad,
-)
+from tests.oracle.cases import DELIVERIES, KINDS, Case, arguments, can_pad
+from tests.oracle.comparing import AGENTS, TORCHRL, WHOLE, Written
 from tests.oracle.design import pairwise
 from trawl.supported import Trait, refused
 from trawl.testing.faces import FACES, POOLS

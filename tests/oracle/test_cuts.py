@@ -9,13 +9,8 @@ from typing import Any
 import pytest
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 
-from tests.oracle.comparing import (
-    Case,
-    Ids,
-    collector_of,
-    compare,
-    compare_environments,
-)
+from tests.oracle.cases import Case, collector_of
+from tests.oracle.comparing import Ids, compare, compare_environments
 from trawl.collectors import Collector
 from trawl.data import StackedFrames
 from trawl.testing import NumberedEnv

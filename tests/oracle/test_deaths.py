@@ -13,16 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.oracle.comparing import (
-    BATCHES,
-    DELIVERIES,
-    Case,
-    Ids,
-    arguments,
-    compare,
-    compare_environments,
-    policy_of,
-)
+from tests.oracle.cases import DELIVERIES, Case, arguments, policy_of
+from tests.oracle.comparing import BATCHES, Ids, compare, compare_environments
 from trawl.collectors import MultiAsyncCollector, MultiSyncCollector
 from trawl.testing.oracle import IDS, Options
 from trawl.testing.script import Script

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.oracle.comparing import WHOLE, Case, check
+from tests.oracle.cases import Case
+from tests.oracle.comparing import WHOLE, check
 from tests.oracle.design import met, pairs
 from tests.oracle.factors import (
     CASES,

@@ -18,7 +18,7 @@ import pytest
 import torch
 from tensordict import TensorDictBase, is_non_tensor
 
-from tests.oracle.comparing import Case, collector_of
+from tests.oracle.cases import Case, collector_of
 from trawl.stacked_frames import StackedFrames
 from trawl.supported import refused
 from trawl.testing.faces import FACES

@@ -16,15 +16,8 @@ import pytest
 import torch
 from gymnasium.vector import SyncVectorEnv
 
-from tests.oracle.comparing import (
-    AGENTS,
-    DELIVERIES,
-    Case,
-    can_pad,
-    check,
-    collector_of,
-    policy_of,
-)
+from tests.oracle.cases import DELIVERIES, Case, can_pad, collector_of, policy_of
+from tests.oracle.comparing import AGENTS, check
 from trawl.collectors import AsyncBatchedCollector, Collector
 from trawl.envs import ParallelEnv
 from trawl.testing.faces import FACES, Face

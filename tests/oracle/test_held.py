@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.oracle.comparing import AGENTS, Case, can_pad, collector_of, dense
+from tests.oracle.cases import Case, can_pad, collector_of
+from tests.oracle.comparing import AGENTS, dense
 from trawl.testing.faces import FACES
 from trawl.testing.oracle import Options
 

@@ -10,16 +10,8 @@ import pytest
 import torch
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 
-from tests.oracle.comparing import (
-    TORCHRL,
-    Case,
-    Ids,
-    Rows,
-    check_frames,
-    collector_of,
-    compare_whole,
-    oracles,
-)
+from tests.oracle.cases import Case, collector_of
+from tests.oracle.comparing import TORCHRL, Ids, Rows, check_frames, compare_whole, oracles
 from trawl.supported import Trait
 from trawl.testing.faces import FACES
 from trawl.testing.oracle import IDS, Options

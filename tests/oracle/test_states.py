@@ -13,7 +13,8 @@ import pytest
 import torch
 from gymnasium.vector import SyncVectorEnv
 
-from tests.oracle.comparing import Case, collector_of, compare
+from tests.oracle.cases import Case, collector_of
+from tests.oracle.comparing import compare
 from tests.oracle.continuing import saved
 from tests.oracle.factors import STATE_CASES, case_of, named
 from tests.oracle.test_seeds import Drawing, assert_same

@@ -12,7 +12,7 @@ from gymnasium.vector import AsyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.oracle.comparing import Case, collector_of
+from tests.oracle.cases import Case, collector_of
 from tests.oracle.continuing import (
     CART,
     FORKED,
