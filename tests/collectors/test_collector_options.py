@@ -78,10 +78,13 @@ def test_a_fake_batch_is_processed_as_a_real_one():
         NumberedEnv(),
         frames_per_batch=6,
         set_truncated=True,
+        track_policy_version=True,
+        storing_device="cpu",
         postproc=lambda batch: batch.set("more", torch.ones(batch.shape)),
     ) as collector:
-        fake = collector.fake_tensordict()
-        assert layout(fake) == layout(collector.next())
+        fake, real = collector.fake_tensordict(), collector.next()
+    assert layout(fake) == layout(real)
+    assert (fake.shape, fake.names, fake.device) == (real.shape, real.names, real.device)
     assert fake["next", "truncated"][:, 0].tolist() == [False] * 5 + [True]
 
 
@@ -216,6 +219,28 @@ def test_the_same_object_keeps_its_memory_or_each_batch_is_another():
                 assert batch["observation"][:, 3].tolist() == [4 * number + i for i in range(4)]
         assert len({id(batch) for batch, _ in seen}) == (1 if same else 3)
         assert len({rows.data_ptr() for _, rows in seen}) == (1 if same else 3)
+
+
+def test_the_same_object_takes_batches_of_other_shapes():
+    options = {"frames_per_batch": 6, "total_frames": 18, "return_same_td": True}
+    with pytest.warns(UserWarning, match=r"split_trajs"):
+        collector = Collector(NumberedEnv(lengths=[2, 4, 3]), split_trajs=True, **options)
+    with collector:
+        found = [
+            (id(batch), batch.shape, int(batch["collector", "mask"].sum())) for batch in collector
+        ]
+    assert len({one for one, *_ in found}) == 1
+    assert [(shape, frames) for _, shape, frames in found] == [
+        ((2, 4), 6),
+        ((3, 3), 6),
+        ((2, 3), 6),
+    ]
+    chosen = iter([("action", "done"), ("action",)])
+    options = {**options, "total_frames": 12, "postproc": lambda batch: batch.select(*next(chosen))}
+    with Collector(NumberedEnv(), **options) as collector:
+        found = [(keys(batch), batch.names) for batch in collector]
+    # What only an earlier batch had is gone.
+    assert found == [({"action", "done"}, ["time"]), ({"action"}, ["time"])]
 
 
 class StopEvery:

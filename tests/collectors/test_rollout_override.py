@@ -1,6 +1,6 @@
 """A subclass may collect batches in its own way: by an override of ``rollout()``."""
 
-from functools import partial
+from functools import partial, wraps
 
 import pytest
 import torch
@@ -16,8 +16,9 @@ env = partial(NumberedEnv, lengths=LENGTHS)
 
 
 class Marked(Collector):
-    """Adds an entry to each batch."""
+    """Adds an entry to each batch, in a method that looks like the usual one."""
 
+    @wraps(Collector.rollout)
     def rollout(self):
         batch = super().rollout()
         return None if batch is None else batch.set("mark", torch.ones(batch.shape))

@@ -131,6 +131,9 @@ def test_done_flags_say_the_same_as_ids(key, given, ended):
     expected = split_trajectories(batch)
     assert torch.equal(split["number"], expected["number"])
     assert torch.equal(split["mask"], expected[MASK])
+    # The trajectories are numbered from 0 on.
+    found = split["traj_ids"][split["mask"]].unique_consecutive()
+    assert found.tolist() == list(range(split["mask"].any(-1).sum()))
 
 
 # --- the same as TorchRL's

@@ -7,12 +7,18 @@ from itertools import islice
 from typing import Any
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 
 from tests.oracle.cases import Case, collector_of
 from tests.oracle.comparing import Ids, compare, compare_environments
 from trawl.collectors import Collector
+from trawl.collectors.driver.exact import first_frames, shares
 from trawl.data import StackedFrames
+from trawl.keys import MASK
 from trawl.testing import NumberedEnv
 from trawl.testing.faces import FACES
 from trawl.testing.oracle import IDS, Options
@@ -147,3 +153,41 @@ def test_workers_that_are_interrupted_lose_no_frame(delivery, how, shape) -> Non
         waiting = collector.stats()["trajectories_waiting"] if delivery != "rows" else 0
         assert 90 - count <= (4 * (waiting + 6) if delivery != "rows" else 0)
     assert shape is None or {batch.shape[:-1] for batch in batches} == {shape}
+
+
+# --- parts of a batch
+
+
+@given(st.integers(1, 4), st.integers(1, 5), st.data())
+def test_the_first_frames_are_kept_step_by_step(envs, steps, data) -> None:
+    flags = st.lists(st.booleans(), min_size=envs * steps, max_size=envs * steps)
+    mask = torch.tensor(data.draw(flags)).view(envs, steps)
+    count = data.draw(st.integers(0, int(mask.sum())))
+    order = [env * steps + step for step in range(steps) for env in range(envs) if mask[env, step]]
+    none = torch.zeros(envs, steps, 1, dtype=torch.bool)
+    ids = torch.arange(envs * steps).view(envs, steps)
+    batch = TensorDict({"next": {"truncated": none, "done": none.clone()}}, (envs, steps))
+    batch.set(IDS, ids).set(MASK, mask)
+    found = first_frames(batch, count, truncate=True)
+    assert found[IDS][found[IDS] >= 0].tolist() == sorted(order[:count])
+    assert found[MASK].sum() == count
+    assert not count or found[MASK][:, -1].any()
+    # Environments that lose frames are truncated before.
+    ends = [[one for one in order[:count] if one // steps == env][-1:] for env in range(envs)]
+    lost = {one // steps for one in order[count:]}
+    expected = [one for env, end in enumerate(ends) if env in lost for one in end]
+    for key in ("truncated", "done"):
+        assert found[IDS][found["next", key][..., 0]].tolist() == expected
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.integers(1, 4)), min_size=1, max_size=6),
+    st.integers(0, 400),
+)
+def test_shares_of_workers_add_up_and_fit(workers, total) -> None:
+    units = [unit for _, unit in workers]
+    sizes = [rows * unit for rows, unit in workers]
+    found = shares(total, sizes, units)
+    assert 0 <= min(total, sum(sizes)) - sum(found) < max(units)
+    assert all(0 <= share <= size for share, size in zip(found, sizes, strict=True))
+    assert all(share % unit == 0 for share, unit in zip(found, units, strict=True))
