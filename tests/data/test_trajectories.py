@@ -35,6 +35,34 @@ def steps_of(assembler: TrajectoryAssembler) -> list[list[int]]:
     return [one["step"].tolist() for one in assembler.take()]
 
 
+def test_what_a_reset_cut_off_and_steps_without_a_trajectory_are_left_out() -> None:
+    (batch,) = batches([[4, 4]], 8)
+    batch["next", "done"][0, 3] = False
+    batch["collector", "traj_ids"][0, 4] = -1
+    assembler = TrajectoryAssembler()
+    assembler.add(batch)
+    assert steps_of(assembler) == [[5, 6, 7]]
+
+
+def test_unfinished_pieces_do_not_keep_their_batch() -> None:
+    first, second = (one.clone() for one in batches([[5, 3]], 4))
+    assembler = TrajectoryAssembler()
+    assembler.add(first)
+    first["step"].fill_(-1)
+    assembler.add(second)
+    assert steps_of(assembler)[0] == [0, 1, 2, 3, 4]
+
+
+def test_trajectories_are_joined() -> None:
+    assembler = TrajectoryAssembler()
+    assembler.add(batches([[1, 3, 2]], 6)[0])
+    first = assembler.take(2)
+    assert len(assembler) == 1
+    assert join(first, "padded")["collector", "mask"].tolist() == [[True, False, False], [True] * 3]
+    assert join(first, "cat")["step"].tolist() == [0, 1, 2, 3]
+    assert join(first, "cat").names == ["time"]
+
+
 def test_parts_of_one_time_come_out_by_the_step_at_which_they_ended() -> None:
     (one,) = batches([[4, 2]], 6)
     (other,) = batches([[1, 5]], 6)

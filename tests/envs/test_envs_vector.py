@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from trawl.collectors import Collector
 from trawl.envs.entries.spaces import SpaceCodec
-from trawl.envs.vector import adapt
+from trawl.envs.vector import StepResetVector, adapt
 from trawl.testing import NumberedEnv, RaggedEnv, SelfResettingVectorEnv
 
 STEP = 2
@@ -37,6 +37,16 @@ def mask(*flags):
 
 
 @MODES
+def test_a_second_restart_is_one(mode):
+    adapter = adapted(sync(mode))
+    adapter.reset()
+    _, done = step(adapter)
+    (first,) = adapter.restart(done)
+    (second,) = adapter.restart(done)
+    assert second[0, 1:3].tolist() == [first[0, 1] + 1, 0]
+
+
+@MODES
 def test_seeds_and_options_reach_the_environments(mode):
     seen = []
 
@@ -49,6 +59,13 @@ def test_seeds_and_options_reach_the_environments(mode):
     adapter.reset([3, 4], options={"easy": True})
     adapter.restart(mask(False, True), options={"easy": False})
     assert seen == [(3, {"easy": True}), (4, {"easy": True}), (None, {"easy": False})]
+
+
+def test_processes_without_shared_memory_spend_steps_on_resetting():
+    # Gymnasium's workers reset once more after a partial reset when memory isn't shared.
+    env = AsyncVectorEnv(functions(count=1), shared_memory=False, context="fork")
+    assert isinstance(adapted(env), StepResetVector)
+    env.close()
 
 
 # --- vectors that reset by themselves

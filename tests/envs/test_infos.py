@@ -12,6 +12,7 @@ from gymnasium.wrappers import RecordEpisodeStatistics, TransformObservation
 from gymnasium.wrappers.vector import DictInfoToList
 from gymnasium.wrappers.vector import RecordEpisodeStatistics as VectorStatistics
 from scripted_infos import KEYS, Scripted, ScriptedJax, check
+from tensordict.nn import TensorDictModule
 
 from trawl.collectors import AsyncBatchedCollector, Collector, MultiSyncCollector
 from trawl.envs import GymEnv, InfoKey, JaxEnv, ParallelEnv, SerialEnv
@@ -91,6 +92,23 @@ def test_batches_have_the_infos_of_each_step_and_reset(kind, path):
                 # An observed mask comes before that of the info.
                 assert (valid["action"] * valid["action_mask"]).sum() == len(valid.reshape(-1))
     assert bool(seen) is (path == "tensordict")
+
+
+@pytest.mark.parametrize("kind", ["single", "list", "parallel", "SameStep", "groups", "ready"])
+def test_a_policy_reads_the_infos_of_its_step(kind):
+    def highest(mask):
+        return torch.nn.functional.one_hot(mask.long().sum(-1) - 1, 3)
+
+    module = TensorDictModule(highest, ["action_mask"], ["action"])
+    if kind == "ready":
+        collector = AsyncBatchedCollector([single] * 3, policy=module, frames_per_batch=12)
+    else:
+        collector = Collector(KINDS[kind](), module, frames_per_batch=24)
+    with collector:
+        batch = collector.next()
+    check(batch)
+    check(batch["next"])
+    assert (batch["action"].argmax(-1) == batch["observation"][..., 1] % 2).all()
 
 
 class Single(gymnasium.Env):
