@@ -198,8 +198,10 @@ def test_paths_lead_into_environments_of_workers(cls):
 # --- while environments are stepping
 
 
-def test_calls_between_batches_of_first_ready_environments():
-    with AsyncBatchedCollector([wrapped] * 3, policy=act, frames_per_batch=5) as collector:
+@pytest.mark.parametrize("backend", ["threading", "multiprocessing"])
+def test_calls_between_batches_of_first_ready_environments(backend):
+    options = {"frames_per_batch": 5, "env_backend": backend}
+    with AsyncBatchedCollector([wrapped] * 3, policy=act, **options) as collector:
         for level in range(1, 5):
             collector.next()
             collector.env.call("set_level", level)

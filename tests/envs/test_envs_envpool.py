@@ -67,6 +67,21 @@ def test_every_frame_is_a_true_step(pool, limit):
     assert ended > 10
 
 
+def test_some_can_be_reset(pool):
+    with Collector(pool, frames_per_batch=12) as collector:
+        before = collector.next()
+        collector.reset([0, 2])
+        after = collector.next()
+    begun = after["observation"][:, 0].abs().amax(-1) <= 0.05
+    assert begun[[0, 2]].all()
+    for index in (1, 3):
+        if not before["next", "done"][index, -1]:
+            last = before["next", "observation"][index, -1]
+            assert torch.equal(after["observation"][index, 0], last)
+    ids = [batch["collector", "traj_ids"] for batch in (before, after)]
+    assert set(ids[0][[0, 2], -1].tolist()).isdisjoint(ids[1][[0, 2], 0].tolist())
+
+
 def test_its_seed_is_given_when_it_is_made(pool):
     env = GymEnv(pool)
     env.set_seed(3)

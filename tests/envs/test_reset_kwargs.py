@@ -136,9 +136,10 @@ def test_a_function_decides_each_episode(layout):
     assert given == {"options": {"level": 5}}
 
 
-def test_environments_at_their_own_pace():
+@pytest.mark.parametrize("backend", ["threading", "multiprocessing"])
+def test_environments_at_their_own_pace(backend):
     with AsyncBatchedCollector(
-        [Level] * 3, policy=act, frames_per_batch=20, reset_kwargs=level
+        [Level] * 3, policy=act, frames_per_batch=20, reset_kwargs=level, env_backend=backend
     ) as collector:
         for seed in (None, 3):
             if seed is not None:
