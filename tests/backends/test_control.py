@@ -165,11 +165,12 @@ def test_nothing_stays_open(meets):
         # A thread is in the middle of it.
         line.send(Frame(1, bytes(LARGE)))
         line.close()
+        # It ends though nobody reads.
+        join_pushing()
         with suppress(EOFError):
             while orders.next():
                 pass
         orders.close()
-        join_pushing()
     line.close()
     line.send(Frame(2))
     listener.close()

@@ -69,7 +69,13 @@ def test_a_policy_is_evaluated():
 
 
 @pytest.mark.parametrize("policy", ["policy.pt2", "cli_policies:Net"])
-def test_results_do_not_depend_on_where_episodes_run(policy):
+def test_results_do_not_depend_on_where_episodes_run(policy, monkeypatch):
+    def noted(*arguments, **options):
+        given.append([options[name] for name in ("backend", "num_workers", "num_envs")])
+        return Evaluator(*arguments, **options)
+
+    given = []
+    monkeypatch.setattr("trawl.extras.cli.evaluate.Evaluator", noted)
     saved_policy()
     command = ["Pendulum-v1", "--policy", policy, "--episodes", 4, "--max-steps", 20, "--seed", 5]
     expected = evaluated(*command)[0]
@@ -77,6 +83,7 @@ def test_results_do_not_depend_on_where_episodes_run(policy):
         facts = evaluated(*command, *how)[0]
         assert facts["returns"] == pytest.approx(expected["returns"], rel=1e-4)
         assert facts["seed"] == expected["seed"] == 5
+    assert given == [["thread", 1, 1], ["thread", 1, 3], ["process", 2, 2]]
 
 
 def test_random_actions_and_one_episode_by_default_in_a_folder_of_runs():

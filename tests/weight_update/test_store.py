@@ -168,6 +168,11 @@ def test_extra_state_is_of_the_same_set(extra):
     for data, found in ((extra, extra), (b"shorter",) * 2, (b"", b"shorter"), (b"more",) * 2):
         store.publish(LAYOUT, writes(whole(1)), data, None, [0, 1])
         assert [reader.receive(str).extra for reader in readers] == [found] * 2
+    # Of each reader, if they had different ones.
+    for index in range(2):
+        store.publish(LAYOUT, writes(whole(2)), bytes([index]), None, [index])
+    store.publish(LAYOUT, writes(whole(3)), b"", None, [0, 1])
+    assert [reader.receive(str).extra for reader in readers] == [b"\0", b"\1"]
 
 
 def test_what_is_refused_or_fails_is_not_put_up():
@@ -200,6 +205,37 @@ def test_what_a_reader_fails_to_use_stays_new():
     for number in range(10):
         post(store, whole(number), number, [0])
     assert taken(reader) == (11, 9, whole(9))
+
+
+@pytest.mark.parametrize(
+    ("of_others", "found"), [(0, (3, 3, whole(3))), (1, (2, 2, whole(2)))], ids=["own", "others"]
+)
+def test_a_reader_that_comes_late_to_a_slot_takes_what_is_newest(of_others, found):
+    """By then, the slot has a later set, or one of another reader."""
+    store = WeightStore(2)
+    post(store, whole(1), 1, [0])
+    reader = store.reader(0)
+    file = reader._opened()
+    lock, left = file.lock, [(2, 0), (3, of_others)]
+
+    def late(*given: int) -> bool:
+        while left:
+            number, index = left.pop(0)
+            post(store, whole(number), number, [index])
+        return lock(*given)
+
+    file.lock = late
+    assert taken(reader) == found
+    assert not reader.newer
+
+
+def test_a_copy_has_what_is_newer_than_the_readers():
+    store, reader = one_reader()
+    for named in (whole(1), {"a": 2}, {"a": 3, "c": 3}):
+        post(store, named, None, [0])
+        copies: list[Any] = []
+        reader.receive(lambda update: copies.append(update.copy()))  # noqa: B023 - called at once
+        assert set(copies[0].tensors) == set(named)
 
 
 # --- other processes and threads
