@@ -26,9 +26,8 @@ def saved_policy():
 
 
 def by_evaluator(network, **options):
-    with Evaluator(
-        "Pendulum-v1", network, num_trajectories=4, max_steps=30, **options
-    ) as evaluator:
+    options = {"num_trajectories": 4, "max_steps": 30, **options}
+    with Evaluator("Pendulum-v1", network, **options) as evaluator:
         return evaluator.evaluate().episodes.returns.tolist()
 
 
@@ -83,6 +82,11 @@ def test_results_do_not_depend_on_where_episodes_run(policy, monkeypatch):
         facts = evaluated(*command, *how)[0]
         assert facts["returns"] == pytest.approx(expected["returns"], rel=1e-4)
         assert facts["seed"] == expected["seed"] == 5
+    if policy == "cli_policies:Net":
+        # Its first weights come from the seed.
+        torch.manual_seed(5)
+        returns = by_evaluator(Net(), max_steps=20, seed=5)
+        assert expected["returns"] == pytest.approx(returns, rel=1e-5)
     assert given == [["thread", 1, 1], ["thread", 1, 3], ["process", 2, 2]]
 
 
