@@ -181,8 +181,8 @@ def test_a_seed_waits_for_a_reset_of_all_environments() -> None:
     env.set_seed(5)
     first = env.reset()
     wanted = first["observation"].clone()
-    following = env.step(env.rand_action(first))["next"]
     for rows, seeded in ((torch.tensor([[True], [False]]), False), (torch.ones(2, 1) > 0, True)):
+        following = env.step(env.rand_action(first))["next"]
         env.set_seed(5)
         found = env.reset(following.copy().set("_reset", rows))["observation"]
         assert torch.equal(found, wanted) == seeded

@@ -108,6 +108,19 @@ def test_a_first_observation_that_its_space_does_not_have_is_refused(observe, er
         Collector(env, frames_per_batch=4)
 
 
+def test_a_later_observation_of_another_kind_is_refused():
+    class Fading(NumberedEnv):
+        def _observe(self):
+            obs = super()._observe().astype(np.uint8)
+            return obs + 0.5 if len(self.actions) == 3 else obs
+
+    env = Fading(lengths=[9])
+    env.observation_space = gymnasium.spaces.Box(0, 255, (5,), np.uint8)
+    words = r"'observation' is float.*, but its space says uint8"
+    with Collector(env, frames_per_batch=8) as collector, pytest.raises(TypeError, match=words):
+        collector.next()
+
+
 class Answering(NumberedEnv):
     """Answers a step with what it was given, and the same for each of its environments."""
 
