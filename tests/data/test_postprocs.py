@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -230,6 +231,20 @@ def test_a_batch_that_lacks_something_is_refused() -> None:
 
 def rewards_of(batch: TensorDictBase) -> torch.Tensor:
     return batch["next", "reward"].reshape(-1)
+
+
+def test_it_is_applied_to_whole_trajectories_and_leaves_the_padding_alone() -> None:
+    # The reward is the number of the step: 1, 2, 3 in the first episode, 4 in the second.
+    step, found = MultiStep(1.0, 3), {}
+    assert repr(pickle.loads(pickle.dumps(step))) == "MultiStep(gamma=1.0, n_steps=3)"
+    for layout in ("cat", "padded"):
+        options = {"frames_per_batch": 2, "trajs_per_batch": 2, "traj_format": layout}
+        with Collector(NumberedEnv(lengths=[3, 1]), postproc=step, **options) as collector:
+            found[layout] = collector.next()
+    assert rewards_of(found["cat"]).tolist() == [6, 5, 3, 4]
+    assert found["cat"]["steps_to_next_obs"].tolist() == [3, 2, 1, 1]
+    assert found["padded"]["next", "reward"][..., 0].tolist() == [[6, 5, 3], [4, 0, 0]]
+    assert not found["padded"]["nonterminal"].any()
 
 
 def test_torchrls_transforms_and_postprocs_can_be_given() -> None:
