@@ -262,7 +262,7 @@ def test_resets_before_each_batch_drop_no_step_of_a_process():
 
 @PLACES
 def test_what_is_done_around_a_batch(place):
-    called, seen, sink = [], [], Kept()
+    called, seen, later, sink = [], [], [], Kept()
     with numbered(
         policy_backend=place,
         total_frames=70,
@@ -275,14 +275,18 @@ def test_what_is_done_around_a_batch(place):
         use_buffers=False,
         storing_device="cpu",
     ) as collector:
-        found = [batch.clone() for batch in collector]
+        found = []
+        for batch in collector:
+            found.append(batch.clone())
+            collector.set_post_collect_hook(lambda batch: later.append(batch.clone()))
         figures = collector.server_stats(reset=True)
         assert collector.server_stats()["requests"] == 0
     assert [len(batch) for batch in found] == [50, 20]
     assert all(set(batch.keys()) == {"action", "a"} for batch in found)
     assert all((batch["a", "b"] == 2).all() for batch in found)
     assert all(batch.device == torch.device("cpu") for batch in found)
-    for kept in (seen, sink.batches):
+    assert len(later) == 1
+    for kept in (seen + later, sink.batches):
         assert all((one == other).all() for one, other in zip(found, kept, strict=True))
     # The inference process has a copy of the hook.
     assert len(called) == (2 if place == "threading" else 0)

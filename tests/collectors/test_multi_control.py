@@ -246,6 +246,13 @@ def test_a_missing_entry_is_named_unless_it_may_be_missing(cls):
             with pytest.raises(KeyError, match=f"state_dict has no '{missing}'; it has .*"):
                 collector.load_state_dict(state)
         state = collector.state_dict()
+        if not alone:
+            # What only the second worker lacks changes nothing in the first one.
+            del state["worker1"]["frames"]
+            state["worker0"]["policy_state_dict"]["choice"].fill_(3)
+            with pytest.raises(KeyError, match=r"state_dict\['worker1'\] has no 'frames'"):
+                collector.load_state_dict(state)
+            state = collector.state_dict()
         for part in [state] if alone else [state["worker0"], state["worker1"]]:
             del part["policy_state_dict"]
         with pytest.raises(KeyError, match=r"state_dict has no 'policy_state_dict'; it has .*"):
@@ -533,6 +540,17 @@ def test_a_batch_that_hangs_can_be_given_up_from_elsewhere(cls, how):
 
 
 # --- what is told wrong
+
+
+@ALL
+def test_stop_iteration_does_not_end_the_loop_quietly(cls):
+    sources = [*envs(1), lambda: FaultyEnv(2, StopIteration("over"), number=1)]
+    sources = sources[::-1] if cls is Collector else sources
+    with (
+        pytest.raises(RuntimeError, match="raised StopIteration"),
+        make(cls, create_env_fn=sources) as collector,
+    ):
+        list(zip(collector, range(9), strict=False))
 
 
 def test_a_state_of_more_workers_is_refused():

@@ -62,7 +62,8 @@ def places(face: str) -> Iterator[tuple[int, int, int]]:
         for places in (STEPS, RESETS)
     )
     found = steps[index % len(steps) :] + steps[: index % len(steps)]
-    # In a list of vectors of tensors, the step before a reset that fails is lost with it.
+    # In a list of vectors of tensors, whose frames are TensorDicts, the step before a reset that
+    # fails is lost with it.
     if kind.kind.resets == "after" and face != "tensors_list":
         found.insert(index % 3, resets[index % len(resets)])
     return cycle(found)

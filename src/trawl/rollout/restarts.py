@@ -2,7 +2,8 @@
 
 A failed step is not experience. Its row is masked out, like the row of a step that was only a
 reset, and the previous frame ends the episode as truncated. If a reset fails, the step before it
-has succeeded, so nothing is masked.
+has succeeded, so nothing is masked. Frames that are TensorDicts are the exception, if the reset is
+of some environments of a vector: their step is masked out for the vector as a whole.
 """
 
 from __future__ import annotations
