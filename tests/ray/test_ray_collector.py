@@ -68,6 +68,14 @@ def test_an_actor_that_is_added_takes_part_in_the_batch_ahead(tmp_path):
     assert_aligned(read_trace(path))
 
 
+def test_an_actor_that_is_added_has_the_options_of_the_first_or_its_own():
+    with make(workers=1, collector_kwargs={"max_frames_per_traj": 2}) as there:
+        there.add_collectors(envs(2)[1:])
+        there.add_collectors(envs(3)[2:], collector_kwargs={"max_frames_per_traj": 1})
+        counts = there.next()["next", "step_count"]
+        assert [int(count.max()) for count in counts] == [2, 2, 1]
+
+
 def test_actors_are_added_while_others_collect():
     book = ledger(3)
     policy = Chooser(1)
