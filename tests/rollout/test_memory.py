@@ -49,6 +49,25 @@ def test_memory_shrinks_when_batches_that_were_kept_go():
         assert collecting.stats()["memory_bytes"] == 0
 
 
+class Failing(NumberedEnv):
+    """Fails in its fourth step."""
+
+    def step(self, action):
+        if len(self.actions) == 3:
+            raise RuntimeError("no more")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("options", [{}, {"frame_stack": 2}, {"normalize_observations": True}])
+@pytest.mark.parametrize("source", [Failing, [Failing] * 2])
+def test_a_batch_that_fails_gives_its_memory_back(source, options):
+    with Collector(source, frames_per_batch=4000, **options) as collecting:
+        with pytest.raises(RuntimeError, match="no more"):
+            collecting.next()
+        assert collecting.stats()["memory_bytes"] > 0
+        assert collecting.stats()["batches_held"] == 0
+
+
 def test_no_python_runs_when_a_batch_is_released():
     """A KeyboardInterrupt would be lost in it: Python only prints errors of finalisers."""
     calls = []
