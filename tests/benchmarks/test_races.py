@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import nursery
 import psutil
 import pytest
 
@@ -150,6 +149,8 @@ loops.close()
 
 
 def test_loops_run_side_by_side() -> None:
+    import nursery  # which the processes of contenders don't find
+
     # They are forked, from a process without threads.
     done = nursery.run(LOOPS, str(BENCHMARKS))
     assert done.stdout == "[2, 10, 4] torch.float32 True\n", done.stderr
