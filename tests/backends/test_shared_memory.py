@@ -1,5 +1,6 @@
 """Memory without a name; that it is shared and zero is tested with the backends."""
 
+import errno
 import gc
 import mmap
 import os
@@ -86,8 +87,13 @@ def test_without_populating_memory_is_reserved(monkeypatch):
     monkeypatch.setattr(memory, "CAN_POPULATE", False)
     shared.reserve(mmap.PAGESIZE, 3 * mmap.PAGESIZE)
     assert os.fstat(shared.fd).st_blocks * 512 == 3 * mmap.PAGESIZE
-    with pytest.raises(MemoryError):
-        shared.reserve(0, 1 << 60)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "none left")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(MemoryError, match="no shared memory for 7 more bytes"):
+        shared.reserve(0, 7)
 
 
 def flags_of(memory):
