@@ -62,7 +62,8 @@ def test_placeholders_and_no_key_in_a_command_line(tmp_path):
     said, mode = tmp_path / "said", tmp_path / "mode"
     command = f"echo {{index}} {{rank}} {{address}} {{port}} {{name}} >> {said}"
     command += f"; stat -c %a {{key_file}} > {mode}; {{worker}}"
-    with commanded(command) as collector:
+    # A batch of both workers: until then one of them may still be starting.
+    with commanded(command, sync=True) as collector:
         collector.next()
         port = collector._backend.port
         keys = [slot.worker.address.key.hex() for slot in collector._pool.slots]
