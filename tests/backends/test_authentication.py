@@ -284,7 +284,8 @@ def test_strangers_neither_delay_a_worker_nor_take_many_descriptors(door, monkey
             door.expect(f"worker {count}")
             door.connect(f"worker {count}")[0].close()
             assert door.came.wait(PATIENCE)
-        assert descriptors() - before <= len(strangers) + MOST_GUESTS
+        # The ends of the two workers, which have gone, may be open still.
+        assert descriptors() - before <= len(strangers) + MOST_GUESTS + 2
         # The first of those that said nothing were dropped.
         assert all(one.recv(1) == b"" for one in strangers[36 : 4 * MOST_GUESTS : 3])
     finally:

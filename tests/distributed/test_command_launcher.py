@@ -67,7 +67,7 @@ def test_placeholders_and_no_key_in_a_command_line(tmp_path):
         collector.next()
         port = collector._backend.port
         keys = [slot.worker.address.key.hex() for slot in collector._pool.slots]
-        lines = ["\0".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+        lines = [command_line(child) for child in psutil.Process().children(recursive=True)]
         started = [line for line in lines if "launching.command" in line]
         assert started
         assert not any(key in line for line in started for key in keys)
@@ -81,11 +81,19 @@ def test_placeholders_and_no_key_in_a_command_line(tmp_path):
     assert lines == [f"{i} {i + 1} 127.0.0.1 {port} trawl/{i + 1}/0" for i in range(2)]
 
 
+def command_line(process):
+    """The words of a process's command line; none of one that has ended."""
+    try:
+        return "\0".join(process.cmdline())
+    except (psutil.ZombieProcess, psutil.NoSuchProcess):
+        return ""
+
+
 def command_of(collector, index):
     """The process of a worker's command."""
     name = collector._pool.slots[index].worker.address.prefix
     found = psutil.Process().children()
-    return next(child for child in found if name in " ".join(child.cmdline()))
+    return next(child for child in found if name in command_line(child))
 
 
 def test_the_end_of_a_command_ends_its_worker():
