@@ -298,6 +298,14 @@ class Backend(ABC):
             RuntimeError: if no event can come, and there is no timeout.
         """
 
+    def fileno(self) -> int | None:
+        """Returns a descriptor that is readable while :meth:`wait` would return at once.
+
+        Returns:
+            The descriptor; None if the backend has none.
+        """
+        return None
+
     def allocate(self, nbytes: int) -> Any:
         """Allocates memory that can be shared with workers; returns an object with a ``buffer``.
 

@@ -15,9 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import weakref
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, Pipe, wait
@@ -31,22 +29,20 @@ from typing_extensions import override
 
 from trawl.backends.base import (
     Death,
-    Event,
-    Failed,
     MakeService,
-    Message,
-    OwningBackend,
     Service,
-    Worker,
 )
-from trawl.backends.blocks import BlockAllocator, SharedBlock
-from trawl.backends.failure import Failure
+from trawl.backends.processes.local import (
+    ENDED,
+    INTERRUPTION_BYTES,
+    LocalBackend,
+    LocalPort,
+    LocalWorker,
+)
 from trawl.backends.processes.loop import (
     NOTHING,
-    Breaker,
     Stopped,
     Surroundings,
-    WorkerLoop,
     explain,
     interpreter_command,
     leave,
@@ -57,28 +53,22 @@ if sys.platform != "win32":
     import fcntl
 
 _WINDOWS = os.name == "nt"
-# Bytes of the number with which a worker's work is interrupted.
-_NUMBER_BYTES = 64
 # Seconds between two looks at processes: a process that a worker forked may hold its pipes open.
 _LOOK = 1.0
 # Seconds that a worker has to close its service once nothing refers to it.
 _CLOSING = 5.0
 
 
-class PortableBackend(OwningBackend):
+class PortableBackend(LocalBackend):
     """Backend whose workers are local processes, on any system.
 
     A worker takes as long to start as Python takes to import torch.
     """
 
-    shares_memory = True
     _living: set[PortableWorker]
 
     def __init__(self) -> None:
-        super().__init__()
-        # Events stay here if an exception, such as KeyboardInterrupt, ends the wait for more.
-        self._events: list[Event] = []
-        self._blocks = BlockAllocator(NamedMemory.new)
+        super().__init__(NamedMemory.new)
 
     @override
     def launch(self, index: int, make: MakeService) -> PortableWorker:
@@ -88,21 +78,6 @@ class PortableBackend(OwningBackend):
         return worker
 
     @override
-    def wait(self, timeout: float | None = None) -> list[Event]:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._events:
-            if not self._living:
-                if timeout is None:
-                    raise RuntimeError("there is no worker to wait for")
-                break
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            self._receive_all(left)
-            # If this process was suspended, only a look after the deadline finds what has come.
-            if left == 0:
-                break
-        events, self._events = self._events, []
-        return events
-
     def _receive_all(self, timeout: float | None) -> None:
         pipes = {pipe: worker for worker in self._living for pipe in worker.pipes}
         ready = wait(list(pipes), _LOOK if timeout is None else min(timeout, _LOOK))
@@ -113,27 +88,9 @@ class PortableBackend(OwningBackend):
             if worker.life in ready or worker.process.poll() is not None:
                 self._remove(worker)
 
-    def _receive(self, worker: PortableWorker) -> bool:
-        """Receives a message if there is one; returns True if there may be more."""
-        try:
-            if not worker.connection.poll():
-                return False
-            verb, content = pickle.loads(worker.connection.recv_bytes())
-        except (EOFError, OSError):
-            worker.pipes.remove(worker.connection)
-            return False
-        except KeyboardInterrupt:
-            # The message may be lost, so the worker is killed. Its replacement gets the unanswered
-            # requests.
-            worker.kill()
-            raise
-        except Exception as error:
-            # The message can't be unpickled. Messages of other workers must not be lost.
-            self._events.append(Failed(worker, Failure.of(error)))
-            worker.kill()
-            return False
-        self._events.append((Failed if verb == "failed" else Message)(worker, content))
-        return True
+    @override
+    def _forget_connection(self, worker: PortableWorker) -> None:
+        worker.pipes.remove(worker.connection)
 
     def _remove(self, worker: PortableWorker) -> None:
         """Receives the last messages of a dead worker, and queues its death."""
@@ -145,17 +102,13 @@ class PortableBackend(OwningBackend):
         self._events.append(Death(worker, explain(status), expected))
 
     @override
-    def allocate(self, nbytes: int) -> SharedBlock:
-        return self._blocks.allocate(nbytes)
-
-    @override
     def _end(self, first: bool) -> None:
         while self._living:
             self._receive_all(None)
         self._events.clear()
 
 
-class PortableWorker(Worker):
+class PortableWorker(LocalWorker):
     """Worker in a local process.
 
     Args:
@@ -168,55 +121,41 @@ class PortableWorker(Worker):
         connection: pipe for messages.
         life: pipe that is closed when the process ends.
         pipes: the pipes from which something may come.
-        told_to_stop: True if :meth:`stop` was called.
     """
 
     def __init__(self, index: int, program: bytes) -> None:
-        self.index = index
-        self.told_to_stop = False
-        self._owner = os.getpid()
-        self._memory: dict[int, tuple[str, NDArray[np.uint8]]] = {}
-        self._blocks_of: Counter[str] = Counter()
-        self._interruptions = NamedMemory.new(_NUMBER_BYTES)
-        self._number = np.frombuffer(self._interruptions.buffer, dtype=np.int64)
+        interruptions = NamedMemory.new(INTERRUPTION_BYTES)
+        super().__init__(index, interruptions)
         self.connection, theirs = Pipe()
         self.life, their_life = Pipe()
         self.pipes = [self.connection, self.life]
         with theirs, their_life:
-            self.process = _started(theirs, their_life, self._interruptions.name)
+            self.process = _started(theirs, their_life, interruptions.name)
         self.pid: int = self.process.pid
         self._outbox = _Outbox(self.connection)
         self._outbox.put((Surroundings.here(), program))
         weakref.finalize(self, _let_go, self.process, self.life, self._owner).atexit = False
 
     @override
-    def send(self, content: Any) -> None:
-        self._post("message", content)
+    def receive(self) -> Any:
+        try:
+            if not self.connection.poll():
+                return NOTHING
+            data = self.connection.recv_bytes()
+        except (EOFError, OSError):
+            return ENDED
+        return pickle.loads(data)
 
     @override
-    def share(self, name: int, memory: SharedBlock) -> None:
-        self.forget(name)
-        file: NamedMemory = memory.file.memory
-        self._post("share", name, file.name, file.nbytes, memory.offset, memory.buffer.nbytes)
-        self._memory[name] = file.name, memory.buffer
-        self._blocks_of[file.name] += 1
-
-    @override
-    def forget(self, name: int) -> None:
-        if name not in self._memory:
-            return
-        file, _ = self._memory.pop(name)
-        self._blocks_of[file] -= 1
-        self._post("forget", name, None if self._blocks_of[file] else file)
-
-    @override
-    def interrupt(self, number: int) -> None:
-        self._number[0] = number
+    def post(self, content: Any, memory: NamedMemory | None = None) -> None:
+        # A copy of the worker in a forked process does not own it.
+        if self._owner == os.getpid():
+            self._outbox.put((content, None if memory is None else memory.name))
 
     @override
     def stop(self) -> None:
         self.told_to_stop = True
-        self._post("stop")
+        self.post(("stop",))
         if self._owner == os.getpid():
             _abort(self.process, self.life)
 
@@ -230,13 +169,8 @@ class PortableWorker(Worker):
         status: int = self.process.wait()
         self._outbox.close()
         self.life.close()
-        self._memory.clear()
+        self._shared.clear()
         return status
-
-    def _post(self, *content: Any) -> None:
-        # A copy of the worker in a forked process does not own it.
-        if self._owner == os.getpid():
-            self._outbox.put(content)
 
 
 class _Outbox:
@@ -329,7 +263,7 @@ def run(handles: Sequence[int], number: str) -> NoReturn:
         for handle in handles:
             os.set_inheritable(handle, False)
     connection, life = (_pipe(handle) for handle in handles)
-    port = _Port(connection, NamedMemory(number, _NUMBER_BYTES))
+    port = _Port(connection, NamedMemory(number, INTERRUPTION_BYTES))
     with port.stoppable():
         _end_with(life)
         failure = port.run()
@@ -370,15 +304,10 @@ def _watch(life: Connection) -> None:
         os._exit(1)
 
 
-class _Port(WorkerLoop):
+class _Port(LocalPort):
     def __init__(self, connection: Connection, number: NamedMemory) -> None:
-        super().__init__(Breaker())
-        self._pid = os.getpid()
-        self._connection = connection
-        self._number = np.frombuffer(number.buffer, dtype=np.int64)
-        self._files: dict[str, NamedMemory] = {}
-        # By name, the file that contains a piece of memory, its offset there and its size.
-        self._memory: dict[int, tuple[NamedMemory, int, int]] = {}
+        super().__init__(number.buffer)
+        self._held, self._connection = number, connection
         # A signal alone does not end a wait for messages.
         self._bell, ringer = Pipe(duplex=False)
         self._breaker.wake = lambda: ringer.send_bytes(b"")
@@ -391,40 +320,25 @@ class _Port(WorkerLoop):
         return service
 
     @override
-    def next_message(self, wait: bool) -> Any:
-        while self._something_came(wait):
-            if self._breaker.stopping:
-                raise Stopped
-            try:
-                verb, *content = pickle.loads(self._connection.recv_bytes())
-            except (EOFError, ConnectionError):
-                raise Stopped from None
-            if verb == "share":
-                name, file, size, offset, nbytes = content
-                if file not in self._files:
-                    self._files[file] = NamedMemory(file, size)
-                self._memory[name] = self._files[file], offset, nbytes
-            elif verb == "forget":
-                name, file = content
-                self._memory.pop(name, None)
-                self._files.pop(file, None)
-            elif verb == "stop":
-                # The signal also stops the worker, but other code may have caught the exception
-                # that the signal raised.
-                raise Stopped
-            else:
-                return content[0]
-        return NOTHING
+    def _wait(self, timeout: float | None) -> Any:
+        return wait([self._connection, self._bell], timeout)
 
-    def _something_came(self, waits: bool) -> bool:
-        return bool(wait([self._connection, self._bell], None if waits else 0))
+    @override
+    def _receive(self) -> tuple[Any, str | None]:
+        try:
+            data = self._connection.recv_bytes()
+        except (EOFError, ConnectionError):
+            raise Stopped from None
+        message: tuple[Any, str | None] = pickle.loads(data)
+        return message
 
-    def send_event(self, verb: str, content: Any) -> None:
-        """Sends a message; ends the worker if the driver is gone."""
-        if os.getpid() != self._pid:
-            # An environment forked this process, and the copy goes on as if it were the worker.
-            os._exit(1)
-        data = pickle.dumps((verb, content), pickle.HIGHEST_PROTOCOL)
+    @override
+    def _opened(self, access: str, nbytes: int) -> NamedMemory:
+        return NamedMemory(access, nbytes)
+
+    @override
+    def _transmit(self, message: Any) -> None:
+        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         try:
             self._connection.send_bytes(data)
         except ConnectionError:
@@ -434,16 +348,12 @@ class _Port(WorkerLoop):
     def send(self, content: Any) -> None:
         # Half a message would make no sense to the driver.
         with self.undisturbed():
-            self.send_event("message", content)
+            super().send(content)
 
     @override
     def memory(self, name: int) -> memoryview:
         file, offset, nbytes = self._memory[name]
-        return file.buffer[offset : offset + nbytes].data
-
-    @override
-    def interrupted(self) -> int:
-        return int(self._number[0])
+        return memoryview(file.buffer[offset : offset + nbytes])
 
 
 # --- memory

@@ -79,9 +79,9 @@ class ThreadBackend(Backend):
         except Empty:
             return events
 
-    def fileno(self) -> int:
-        """Returns a descriptor that is readable while :meth:`wait` would return at once."""
-        return self._bell
+    @override
+    def fileno(self) -> int | None:
+        return self._bell if self._bell >= 0 else None
 
     def report(self, worker: ThreadWorker, event: Event) -> None:
         """Queues an event of a worker, unless its death has been reported."""

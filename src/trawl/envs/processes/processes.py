@@ -12,11 +12,9 @@ from typing import Any, NamedTuple
 
 from trawl.backends.base import Death, Event, Failed, Message, Worker
 from trawl.backends.failure import Failure
-from trawl.backends.portable import PortableBackend
-from trawl.backends.processes.backend import ProcessBackend
+from trawl.backends.places import backend_at
 from trawl.backends.processes.payload import SpawnPayload, unsendable
 from trawl.backends.thread import ThreadBackend
-from trawl.checks import is_portable
 from trawl.envs.kinds import KINDS
 from trawl.envs.processes.own_process import parent_registry
 from trawl.envs.processes.service import (
@@ -75,12 +73,7 @@ class EnvProcesses:
         self._sources, self._affinity = sources, affinity
         self.envs_per_worker = envs_per_worker
         self.count = -(-len(sources) // envs_per_worker)
-        portable = is_portable()
-        self._backend: ProcessBackend | PortableBackend | ThreadBackend
-        if start_method is None:
-            self._backend = ThreadBackend()
-        else:
-            self._backend = PortableBackend() if portable else ProcessBackend(start_method)
+        self._backend = ThreadBackend() if start_method is None else backend_at(start_method)
         self.isolated = self._backend.isolated
         self.workers: list[Worker] = []
         self.living: set[int] = set()
@@ -91,13 +84,13 @@ class EnvProcesses:
         self._calls = 0
         self._owner = os.getpid()
         self._shared: Any = None
+        messages = self._backend.fileno()
         # A thread must not spin, because the other threads would wait for it.
-        self._spins = not portable and self.isolated and may_spin(self.count, affinity)
+        self._spins = messages is not None and self.isolated and may_spin(self.count, affinity)
         self._wakeups: Wakeups
-        if portable or isinstance(self._backend, PortableBackend):
+        if messages is None:
             self._wakeups = MessageWakeups(self.count, self._take)
         else:
-            messages = self._backend.fileno()
             self._wakeups = EventWakeups(self.count, self.isolated, messages, self._spins)
         self.wakers = self._wakeups.wakers
         # A thread finds the registry of this process, and must not change its settings.
